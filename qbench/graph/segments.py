@@ -1,0 +1,161 @@
+"""Segments: cutting a graph at the narrow places of its data flow.
+
+A cut is a position in the topological order. What is *live* there is every tensor that was
+produced before it and is read at or after it. Replaying a changed layer needs the live tensors
+at one cut only, so cuts go where few bytes are live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Nodes ``start … stop`` of the topological order, and the tensors that cross its borders.
+
+    Attributes:
+        index: Position among the segments.
+        nodes: Names of its nodes.
+        inputs: Tensors that it reads from before it (graph inputs included).
+        outputs: Tensors that it gives and that something after it reads, or graph outputs.
+    """
+
+    index: int
+    nodes: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFact:
+    """What one real run told of a tensor: its element type, its rank and its bytes."""
+
+    dtype: str
+    rank: int
+    nbytes: int
+
+
+def node_costs(model: ir.Model, facts: Mapping[str, TensorFact]) -> list[float]:
+    """Return an estimate of each node's work: bytes it reads, writes and multiplies.
+
+    A product with a constant weights its bytes by the reuse of each element, so that matrix
+    products dominate as they do in time.
+    """
+    return [_cost_of(node, facts) for node in model.graph]
+
+
+def _cost_of(node: ir.Node, facts: Mapping[str, TensorFact]) -> float:
+    moved = float(sum(_nbytes(v, facts) for v in node.outputs))
+    if node.op_type not in ("MatMul", "Gemm", "Conv"):
+        return moved
+    weight = node.inputs[1]
+    if weight is not None and weight.const_value is not None and len(weight.const_value.shape):
+        return moved * max(int(d) for d in weight.const_value.shape)
+    return moved * 64.0
+
+
+def _nbytes(value: ir.Value | None, facts: Mapping[str, TensorFact]) -> int:
+    fact = facts.get(value.name or "") if value is not None else None
+    return fact.nbytes if fact else 0
+
+
+def live_sets(model: ir.Model) -> list[frozenset[str]]:
+    """Return the live tensors before each node and after the last: ``len(nodes) + 1`` sets.
+
+    Graph inputs and initializers are never live: a segment can always be given them.
+    """
+    nodes = list(model.graph)
+    produced = {v.name: i for i, n in enumerate(nodes) for v in n.outputs if v.name}
+    last_use: dict[str, int] = {}
+    for index, node in enumerate(nodes):
+        for name in read_names(node):
+            if name in produced:
+                last_use[name] = index
+    for value in model.graph.outputs:
+        if value.name in produced:
+            last_use[str(value.name)] = len(nodes)
+    sets: list[frozenset[str]] = []
+    live: set[str] = set()
+    for index, node in enumerate(nodes):
+        live = {name for name in live if last_use[name] >= index}
+        sets.append(frozenset(live))
+        live |= {v.name for v in node.outputs if v.name and last_use.get(v.name, -1) > index}
+    sets.append(frozenset(live))
+    return sets
+
+
+def read_names(node: ir.Node) -> list[str]:
+    """Return the tensors that a node reads, those of its subgraphs included."""
+    names = [v.name for v in node.inputs if v is not None and v.name]
+    for attribute in node.attributes.values():
+        if isinstance(attribute.value, ir.Graph):
+            inner = {v.name for n in attribute.value.all_nodes() for v in n.outputs}
+            for sub in attribute.value.all_nodes():
+                names += [n for n in read_names(sub) if n not in inner]
+            names += [v.name for v in attribute.value.outputs if v.name and v.name not in inner]
+    return names
+
+
+def choose_cuts(
+    costs: Sequence[float], live_bytes: Sequence[float], max_segments: int = 32
+) -> list[int]:
+    """Return the positions of cuts, ascending, the ends left out.
+
+    A position qualifies where it is a local minimum of live bytes and no wider than twice the
+    narrowest quarter of such minima. Among those that qualify, positions are taken so that no
+    segment has less than ``1 / max_segments`` of all work.
+
+    Args:
+        costs: Work of each node, shape [nodes].
+        live_bytes: Bytes live before each node and after the last, shape [nodes + 1].
+        max_segments: Most segments to make.
+    """
+    total = sum(costs) or 1.0
+    inner = range(1, len(costs))
+    minima = [
+        i for i in inner if live_bytes[i] <= live_bytes[i - 1] and live_bytes[i] <= live_bytes[i + 1]
+    ]
+    minima = [i for i in minima if live_bytes[i] > 0]
+    if not minima:
+        return []
+    by_width = sorted(live_bytes[i] for i in minima)
+    limit = 2 * by_width[len(by_width) // 4]
+    done, cuts, before = 0.0, [], 0.0
+    position = 0
+    for index in minima:
+        done += sum(costs[position:index])
+        position = index
+        if live_bytes[index] > limit or total - done < total / (2 * max_segments):
+            continue
+        if done - before >= total / max_segments:
+            cuts.append(index)
+            before = done
+    return cuts
+
+
+def make_segments(model: ir.Model, cuts: Sequence[int]) -> tuple[Segment, ...]:
+    """Split the graph's nodes at ``cuts`` into segments with their border tensors."""
+    nodes = list(model.graph)
+    borders = [0, *cuts, len(nodes)]
+    initializers = set(model.graph.initializers)
+    graph_outputs = [v.name for v in model.graph.outputs if v.name]
+    segments: list[Segment] = []
+    for index, (start, stop) in enumerate(zip(borders, borders[1:], strict=False)):
+        own = nodes[start:stop]
+        made = [v.name for n in own for v in n.outputs if v.name]
+        made_set = set(made)
+        reads = dict.fromkeys(name for n in own for name in read_names(n))
+        later = {name for n in nodes[stop:] for name in read_names(n)} | set(graph_outputs)
+        segments.append(
+            Segment(
+                index,
+                tuple(str(n.name) for n in own),
+                tuple(r for r in reads if r not in made_set and r not in initializers),
+                tuple(name for name in made if name in later),
+            )
+        )
+    return tuple(segments)

@@ -1,0 +1,154 @@
+"""ONNX Runtime sessions: one set of options for the sweep and the engine alike."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from qbench.backends import Backend
+from qbench.errors import MeasurementError
+from qbench.graph.model import TensorSpec
+
+_PROVIDERS = {"ort-cpu": "CPUExecutionProvider", "ort-cuda": "CUDAExecutionProvider"}
+_DTYPES = {
+    "tensor(float)": "float32",
+    "tensor(float16)": "float16",
+    "tensor(double)": "float64",
+    "tensor(int64)": "int64",
+    "tensor(int32)": "int32",
+    "tensor(int8)": "int8",
+    "tensor(uint8)": "uint8",
+    "tensor(bool)": "bool",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """How a session runs.
+
+    Attributes:
+        backend: Backend whose execution provider is asked for.
+        threads: Threads inside an operator.
+        entries: Session configuration entries, written down in the plan.
+        optimised_path: Where the runtime saves its optimised graph, or ``None``.
+        optimise: Whether graph optimisation is on (it is, but for a look at single nodes).
+    """
+
+    backend: str = "ort-cpu"
+    threads: int = 2
+    entries: Mapping[str, str] = field(default_factory=dict)
+    optimised_path: Path | None = None
+    optimise: bool = True
+
+
+def settings_for(backend: Backend, threads: int | None = None) -> SessionSettings:
+    """Return the settings of a backend's sessions; ``threads`` defaults to the usable cores."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return SessionSettings(backend.name, threads or cores or 1, backend.session_options)
+
+
+class Session:
+    """A loaded graph that runs on NumPy arrays."""
+
+    def __init__(self, raw: Any, provider: str) -> None:
+        """Wrap an ``onnxruntime.InferenceSession`` that must run on ``provider``."""
+        self._raw = raw
+        self.provider = provider
+        self.inputs = tuple(
+            TensorSpec(i.name, _DTYPES.get(i.type, i.type), tuple(i.shape)) for i in raw.get_inputs()
+        )
+        self.outputs: tuple[str, ...] = tuple(o.name for o in raw.get_outputs())
+        self._wanted = frozenset(i.name for i in self.inputs)
+
+    def run(
+        self, feeds: Mapping[str, np.ndarray], outputs: Sequence[str] | None = None
+    ) -> dict[str, np.ndarray]:
+        """Run once; feeds that the graph does not read are left out.
+
+        Raises:
+            MeasurementError: If the runtime refuses; the message is the runtime's own.
+        """
+        names = list(outputs or self.outputs)
+        own = {name: array for name, array in feeds.items() if name in self._wanted}
+        try:
+            values = self._raw.run(names, own)
+        except Exception as error:  # the runtime's exceptions have no common base
+            raise MeasurementError(f"{type(error).__name__}: {error}") from error
+        return dict(zip(names, values, strict=True))
+
+    def close(self) -> None:
+        """Free the runtime's session."""
+        self._raw = None
+
+    def __enter__(self) -> Session:
+        """Return the session itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Free the runtime's session."""
+        self.close()
+
+
+def open_session(graph: ir.Model | Path, settings: SessionSettings) -> Session:
+    """Open a session on a graph in memory or an ONNX file.
+
+    A graph in memory is handed over without its external weights: the runtime maps them from
+    the file where they lie.
+
+    Raises:
+        MeasurementError: If the runtime cannot load the graph, or fell back to another provider.
+    """
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = settings.threads
+    options.inter_op_num_threads = 1
+    for key, value in settings.entries.items():
+        options.add_session_config_entry(key, value)
+    if not settings.optimise:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if settings.optimised_path is not None:
+        options.optimized_model_filepath = str(settings.optimised_path)
+    provider = _PROVIDERS[settings.backend]
+    try:
+        raw = ort.InferenceSession(_payload(graph, options), options, providers=[provider])
+    except Exception as error:  # the runtime's exceptions have no common base
+        raise MeasurementError(f"{type(error).__name__}: {str(error)[:600]}") from error
+    if provider not in raw.get_providers():
+        raise MeasurementError(f"{provider} was asked for and {raw.get_providers()} realised")
+    return Session(raw, provider)
+
+
+def _payload(graph: ir.Model | Path, options: Any) -> str | bytes:
+    if isinstance(graph, Path):
+        return str(graph)
+    folder = _weights_folder(graph)
+    if folder:
+        options.add_session_config_entry(
+            "session.model_external_initializers_file_folder_path", folder
+        )
+    return bytes(ir.to_proto(graph).SerializeToString())
+
+
+def _weights_folder(graph: ir.Model) -> str:
+    folders = {
+        os.path.dirname(os.path.abspath(tensor.path))
+        for value in graph.graph.initializers.values()
+        if isinstance(tensor := value.const_value, ir.ExternalTensor)
+    }
+    if len(folders) > 1:
+        raise MeasurementError(f"external weights lie in {len(folders)} folders; one is supported")
+    return next(iter(folders), "")
