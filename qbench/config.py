@@ -1,0 +1,266 @@
+"""Configuration: one YAML file (or the same keys from the command line), validated once, frozen.
+
+Every error names the key, what it got, what is allowed, and near misses of a misspelt name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from qbench.backends import backend_named
+from qbench.errors import ConfigError, unknown_name
+from qbench.formats import format_named
+from qbench.validation import explain
+from qbench.yamlfile import read_yaml
+
+#: Roles that a column of the data can play.
+Role = Literal["query", "answer", "text", "text_pair", "label", "score"]
+#: Task kinds that come with qbench; ``module:callable`` and ``file.py:callable`` name others.
+TASK_KINDS = ("embedding", "retrieval", "similarity", "classification", "none")
+
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
+Names = Annotated[tuple[str, ...], Field(strict=False)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, validate_default=True, allow_inf_nan=False
+    )
+
+
+class ModelConfig(_Section):
+    """Where the model is, and how an embedder's output is pooled."""
+
+    source: str = Field(min_length=1)
+    revision: str | None = None
+    tokenizer: str | None = None
+    pooling: Literal["mean", "cls", "max", "last", "none"] | None = None
+    normalize: bool | None = None
+    output: str | None = None
+    trust_remote_code: bool = False
+    max_length: Count | None = None
+
+
+class SplitsConfig(_Section):
+    """Rows of each split; ``rest`` takes every row that the others leave."""
+
+    calibration: Count = 64
+    sweep: Count = 230
+    verification: Count | Literal["rest"] = "rest"
+
+
+class DataConfig(_Section):
+    """Where the rows are, which column plays which role, and how they are split."""
+
+    source: str = Field(min_length=1)
+    name: str | None = None
+    subset: str | None = None
+    split: str | None = None
+    columns: dict[Role, str] = Field(default_factory=dict)
+    licence: str | None = None
+    splits: SplitsConfig = SplitsConfig()
+    limit: Count | None = None
+    prepared: str = "calib_data"
+
+
+class ExpectConfig(_Section):
+    """A reference value that the unchanged model must reach before anything else is measured."""
+
+    metric: str
+    value: float
+    tolerance: Annotated[float, Field(ge=0)]
+
+
+class TaskConfig(_Section):
+    """What the model is for, and the metric that judges it."""
+
+    kind: str = "embedding"
+    metric: str | None = None
+    expect: ExpectConfig | None = None
+
+    @field_validator("kind")
+    @classmethod
+    def _known_kind(cls, kind: str) -> str:
+        if kind not in TASK_KINDS and ":" not in kind:
+            choices = (*TASK_KINDS, "module:callable", "file.py:callable")
+            raise ValueError(unknown_name("task", kind, choices))
+        return kind
+
+
+class CalibrateConfig(_Section):
+    """How an activation's range becomes a clipping magnitude."""
+
+    calibrator: Literal["minmax", "percentile"] = "minmax"
+    percentile: Annotated[float, Field(gt=50, le=100)] = 99.99
+    batch_size: Count = 16
+
+
+class SweepConfig(_Section):
+    """Which cells are measured. ``max_tokens`` bounds the tokens of one batch."""
+
+    formats: Names = ("fp16", "int8", "int8_dynamic", "w8a16", "w4a16")
+    include: Names = ()
+    exclude: Names = ()
+    max_tokens: Count = 512
+
+    @field_validator("formats")
+    @classmethod
+    def _known_formats(cls, formats: tuple[str, ...]) -> tuple[str, ...]:
+        if not formats:
+            raise ValueError("got an empty list; name at least one format")
+        return tuple(dict.fromkeys(format_named(name).name for name in formats))
+
+
+class MaxDrop(BaseModel):
+    """The largest loss of the task metric that is allowed.
+
+    Attributes:
+        amount: A fraction of the reference value where ``relative``, else the metric's own unit.
+        relative: Whether it was written with ``%``.
+    """
+
+    model_config = ConfigDict(frozen=True)
+    amount: float
+    relative: bool
+
+    def margin(self, reference: float) -> float:
+        """Return the allowed drop in the metric's unit, given the reference's value."""
+        return self.amount * abs(reference) if self.relative else self.amount
+
+    def __str__(self) -> str:
+        return f"{self.amount * 100:g} %" if self.relative else f"{self.amount:g}"
+
+
+def parse_max_drop(given: str | float) -> MaxDrop:
+    """Return a drop written as ``"5 %"`` (of the reference) or ``0.02`` (in the metric's unit).
+
+    Raises:
+        ConfigError: If it is neither, or negative.
+    """
+    text = str(given).strip()
+    relative = text.endswith("%")
+    try:
+        amount = float(text.removesuffix("%"))
+    except ValueError:
+        amount = float("nan")
+    if not 0 <= amount < float("inf"):
+        raise ConfigError(
+            f"max_drop: got {given!r}; allowed: a share of the reference value such as '5 %', "
+            "or a number ≥ 0 in the metric's own unit such as 0.02"
+        )
+    return MaxDrop(amount=amount / 100 if relative else amount, relative=relative)
+
+
+class PlanConfig(_Section):
+    """What the plan is for, what it may lose, and what it minimises."""
+
+    backend: str = "ort-cpu"
+    max_drop: str | float = "5 %"
+    objective: Literal["latency", "bytes"] = "latency"
+    levels: Annotated[int, Field(ge=1, le=64)] = 8
+
+    @field_validator("backend")
+    @classmethod
+    def _known_backend(cls, name: str) -> str:
+        return backend_named(name).name
+
+    @field_validator("max_drop")
+    @classmethod
+    def _readable_drop(cls, given: str | float) -> str | float:
+        parse_max_drop(given)
+        return given
+
+    @property
+    def allowed_drop(self) -> MaxDrop:
+        """``max_drop``, parsed."""
+        return parse_max_drop(self.max_drop)
+
+
+class BenchConfig(_Section):
+    """The load: clients in a closed loop, interleaved slices, and the batcher's limits."""
+
+    clients: Count = 16
+    rounds: Count = 6
+    seconds: Positive = 2.0
+    max_wait_ms: Annotated[float, Field(ge=0)] = 5.0
+    token_budget: Count = 256
+    queue: Count = 256
+
+
+class RunConfig(_Section):
+    """Where results go, and what every stage shares."""
+
+    results: str = "results"
+    id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    seed: Annotated[int, Field(ge=0)] = 0
+    threads: Count | None = None
+
+    @property
+    def thread_count(self) -> int:
+        """Threads of a session: ``threads``, or the cores that this process may use."""
+        return self.threads or len(os.sched_getaffinity(0))
+
+
+class Config(_Section):
+    """Everything that ``qbench run`` needs."""
+
+    model: ModelConfig
+    data: DataConfig
+    task: TaskConfig = TaskConfig()
+    calibrate: CalibrateConfig = CalibrateConfig()
+    sweep: SweepConfig = SweepConfig()
+    plan: PlanConfig = PlanConfig()
+    bench: BenchConfig = BenchConfig()
+    run: RunConfig = RunConfig()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the complete configuration, defaults too, as plain values."""
+        return self.model_dump(mode="json")
+
+
+def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Config:
+    """Read and validate a YAML file.
+
+    Args:
+        path: The file.
+        overrides: Values that replace the file's, by dotted key (``"run.threads": 2``).
+
+    Raises:
+        ConfigError: If the file is missing, is not YAML, or holds a wrong key or value.
+    """
+    return make_config(
+        read_yaml(Path(path), "configuration file", ConfigError), overrides, origin=str(path)
+    )
+
+
+def make_config(
+    values: Mapping[str, Any],
+    overrides: Mapping[str, Any] | None = None,
+    origin: str = "configuration",
+) -> Config:
+    """Validate a nested mapping, with ``overrides`` by dotted key.
+
+    Raises:
+        ConfigError: If a key is unknown, missing, or has a wrong value; all are listed at once.
+    """
+    merged = dict(values)
+    for dotted, value in (overrides or {}).items():
+        merged = _with_key(merged, dotted.split("."), value)
+    try:
+        return Config.model_validate(merged)
+    except ValidationError as error:
+        raise ConfigError(explain(error, Config, origin)) from None
+
+
+def _with_key(values: Mapping[str, Any], keys: list[str], value: Any) -> dict[str, Any]:
+    head, *rest = keys
+    if rest:
+        inner = values.get(head)
+        value = _with_key(inner if isinstance(inner, Mapping) else {}, rest, value)
+    return {**values, head: value}

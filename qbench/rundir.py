@@ -1,0 +1,468 @@
+"""One run: the folder ``results/<run-id>/``. The only module that knows a path in it.
+
+A run is written by one process at a time and read by any number. ``sweep.jsonl`` is an append-only
+journal; every other file is replaced as a whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from qbench import storage
+from qbench.errors import RunDirError, did_you_mean
+from qbench.records import (
+    BenchRun,
+    BenchSummary,
+    EngineReport,
+    Judgement,
+    Layer,
+    Layers,
+    RequestLatency,
+    SweepRecord,
+    TensorRange,
+    Unlayered,
+    from_dict,
+    to_dict,
+)
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover - not on POSIX: runs are then not locked
+    fcntl = None  # type: ignore[assignment]
+
+Histograms = Mapping[str, np.ndarray[Any, Any]]
+
+#: Locks that this process holds, by folder: a second handle in one process shares its lock.
+_LOCKS: dict[Path, IO[bytes]] = {}
+
+
+class RunDir:
+    """The folder of one run. ``create``, ``resume_or_create`` or ``open`` gives one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __repr__(self) -> str:
+        return f"RunDir({str(self.path)!r})"
+
+    # --- finding a run ---------------------------------------------------------------------------
+
+    @classmethod
+    def create(cls, root: str | Path, run_id: str) -> RunDir:
+        """Open ``root/run_id`` for writing, making it where it is missing.
+
+        Raises:
+            RunDirError: If the path is a file, cannot be made, or another process writes there.
+        """
+        run = cls(Path(root) / run_id)
+        try:
+            with storage.clear_disk_errors(run.path):
+                run.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunDirError(f"cannot make {run.path}: {error.strerror}") from error
+        run.lock()
+        return run
+
+    @classmethod
+    def resume_or_create(
+        cls, root: str | Path, run_id: str | None, source: str, fingerprint: str
+    ) -> RunDir:
+        """Open the run that a command belongs to.
+
+        With ``run_id`` it is that folder. Without, it is the newest unfinished run of the same
+        ``fingerprint`` that no other process writes; else a new folder named by time and model.
+
+        Args:
+            root: The folder of all runs.
+            run_id: The name asked for, or ``None``.
+            source: Where the model comes from, for the name of a new run.
+            fingerprint: Hash of what the command was asked to do.
+
+        Raises:
+            RunDirError: As ``create``.
+        """
+        if run_id is not None:
+            run = cls.create(root, run_id)
+        else:
+            run = _unfinished(Path(root), fingerprint) or _new_run(Path(root), source)
+        run.write_run({"fingerprint": fingerprint, "finished": False})
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunDir:
+        """Open an existing run for reading.
+
+        Raises:
+            RunDirError: If there is no run; near misses are named.
+        """
+        run = cls(Path(path))
+        if run.path.is_dir():
+            if run._run_path.is_file() or run._sweep_path.is_file() or run._layers_path.is_file():
+                return run
+            raise RunDirError(f"{run.path} holds no run (no run.json); give a folder of results/")
+        parent = run.path.parent
+        siblings = [p.name for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
+        near = did_you_mean(run.path.name, siblings)
+        raise RunDirError(f"no such run folder: {run.path}{near}")
+
+    def lock(self) -> None:
+        """Take the run for writing until this process ends or calls ``unlock``.
+
+        Raises:
+            RunDirError: If another process has it.
+        """
+        key = self.path.resolve()
+        if fcntl is None or key in _LOCKS:
+            return
+        with storage.clear_disk_errors(self.path):
+            file = open(self.path / ".lock", "ab")  # noqa: SIM115 - held beyond this block
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            raise RunDirError(
+                f"another process is writing to {self.path}; wait for it, or use another run id"
+            ) from None
+        _LOCKS[key] = file
+
+    def unlock(self) -> None:
+        """Give the run back to other processes."""
+        if file := _LOCKS.pop(self.path.resolve(), None):
+            file.close()
+
+    # --- run.json: what ran, on what, when --------------------------------------------------------
+
+    def write_run(self, facts: Mapping[str, Any]) -> None:
+        """Add facts to ``run.json``; a key that is there already is replaced.
+
+        Raises:
+            InputError: If the disk is full.
+        """
+        known = self.read_run() if self._run_path.is_file() else {"created_at": _now().isoformat()}
+        storage.write_json(self._run_path, {**known, **to_dict(facts)})
+
+    def read_run(self) -> dict[str, Any]:
+        """Return the facts of ``run.json``.
+
+        Raises:
+            RunDirError: If it is missing, damaged, or of another version.
+        """
+        return storage.read_json(self._run_path, "qbench run")
+
+    def finish(self) -> None:
+        """Mark the run as finished: the same command then begins a new one."""
+        self.write_run({"finished": True, "finished_at": _now().isoformat()})
+
+    # --- layers and ranges -----------------------------------------------------------------------
+
+    def write_layers(self, layers: Layers) -> None:
+        """Write every layer, and every node that is in none."""
+        lines: list[dict[str, Any]] = [{"layer": to_dict(layer)} for layer in layers.layers]
+        lines += [{"unlayered": to_dict(node)} for node in layers.unlayered]
+        storage.write_lines(self._layers_path, {"file": "layers"}, lines)
+
+    def read_layers(self) -> Layers:
+        """Return what ``write_layers`` wrote.
+
+        Raises:
+            RunDirError: If it is missing, damaged, or of another version.
+        """
+        _, lines = storage.read_lines(self._layers_path, "qbench layers")
+        return Layers(
+            layers=tuple(from_dict(Layer, line["layer"]) for line in lines if "layer" in line),
+            unlayered=tuple(
+                from_dict(Unlayered, line["unlayered"]) for line in lines if "unlayered" in line
+            ),
+        )
+
+    def write_ranges(self, ranges: Iterable[TensorRange], histograms: Histograms) -> None:
+        """Write the ranges, and the histogram of each tensor (any array a name)."""
+        storage.write_arrays(self._histograms_path, histograms)
+        lines = (to_dict(range_) for range_ in ranges)
+        storage.write_lines(self._ranges_path, {"file": "ranges"}, lines)
+
+    def read_ranges(self) -> tuple[TensorRange, ...]:
+        """Return the ranges that calibration found.
+
+        Raises:
+            RunDirError: If they are missing, damaged, or of another version.
+        """
+        _, lines = storage.read_lines(self._ranges_path, "qbench calibrate")
+        return tuple(from_dict(TensorRange, line) for line in lines)
+
+    def read_histograms(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Return the histograms that calibration found.
+
+        Raises:
+            RunDirError: If they are missing, damaged, or of another version.
+        """
+        return storage.read_arrays(self._histograms_path, "qbench calibrate")
+
+    # --- the sweep's journal ---------------------------------------------------------------------
+
+    def start_journal(self, key: Mapping[str, Any]) -> None:
+        """Begin or continue the journal of the sweep.
+
+        A line that a killed process left half written is cut off; whole lines stay.
+
+        Args:
+            key: What the records depend on: hashes of weights and data, configuration, versions.
+
+        Raises:
+            RunDirError: If the journal was made with another key; each difference is named.
+            InputError: If the disk is full.
+        """
+        self.lock()
+        header = to_dict({"qbench": storage.FORMAT_VERSION, "file": "sweep", "key": key})
+        raw = self._sweep_path.read_bytes() if self._sweep_path.is_file() else b""
+        whole = raw[: raw.rfind(b"\n") + 1]
+        if not whole:
+            storage.write_lines(self._sweep_path, header, ())
+            return
+        found = storage.parse_object(whole.splitlines()[0], f"{self._sweep_path}, line 1")
+        storage.check_version(found, self._sweep_path)
+        _check_same_key(found.get("key"), header["key"], self._sweep_path)
+        if len(whole) < len(raw):
+            os.truncate(self._sweep_path, len(whole))
+
+    def append_sweep(self, record: SweepRecord) -> None:
+        """Add one record to the journal; it is on the disk when this returns.
+
+        Raises:
+            InputError: If the disk is full; earlier records stay whole.
+            RunDirError: If ``start_journal`` was not called.
+        """
+        if not self._sweep_path.is_file():
+            raise RunDirError(f"{self._sweep_path}: no journal was started for this run")
+        line = storage.line_of(to_dict(record))
+        with storage.clear_disk_errors(self._sweep_path), open(self._sweep_path, "ab") as file:
+            size = os.fstat(file.fileno()).st_size
+            try:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(file.fileno(), size)
+                raise
+
+    def read_sweep(self) -> tuple[SweepRecord, ...]:
+        """Return the journal's records; the last one of each (layer, format) counts.
+
+        A last line that a killed process left half written is passed over.
+
+        Raises:
+            RunDirError: If it is missing, damaged elsewhere, or of another version.
+        """
+        raw = storage.read_bytes(self._sweep_path, "qbench sweep")
+        lines = raw[: raw.rfind(b"\n") + 1].splitlines()
+        if not lines:
+            return ()
+        parsed = [
+            storage.parse_object(line, f"{self._sweep_path}, line {number}")
+            for number, line in enumerate(lines, 1)
+        ]
+        storage.check_version(parsed[0], self._sweep_path)
+        records = (from_dict(SweepRecord, line) for line in parsed[1:])
+        return tuple({(r.layer, r.format): r for r in records}.values())
+
+    def read_journal_key(self) -> dict[str, Any]:
+        """Return the key that the journal was started with.
+
+        Raises:
+            RunDirError: If there is no journal, or it is damaged.
+        """
+        raw = storage.read_bytes(self._sweep_path, "qbench sweep")
+        header = storage.parse_object(raw.split(b"\n", 1)[0], f"{self._sweep_path}, line 1")
+        storage.check_version(header, self._sweep_path)
+        key: dict[str, Any] = header.get("key", {})
+        return key
+
+    # --- engines and what was measured on them ----------------------------------------------------
+
+    def write_engines(self, reports: Iterable[EngineReport]) -> None:
+        """Write the report of every engine built."""
+        storage.write_json(self._engines_path, {"engines": [to_dict(r) for r in reports]})
+
+    def read_engines(self) -> tuple[EngineReport, ...]:
+        """Return the report of every engine built.
+
+        Raises:
+            RunDirError: If they are missing, damaged, or of another version.
+        """
+        content = storage.read_json(self._engines_path, "qbench build")
+        return tuple(from_dict(EngineReport, item) for item in content["engines"])
+
+    def write_front(self, proposals: Iterable[Mapping[str, Any]]) -> None:
+        """Write the proposals of the planner, one mapping each."""
+        self._update(self._front_path, {"front": [to_dict(p) for p in proposals]})
+
+    def read_front(self) -> list[dict[str, Any]]:
+        """Return the proposals of the planner.
+
+        Raises:
+            RunDirError: If they are missing, damaged, or of another version.
+        """
+        front: list[dict[str, Any]] = storage.read_json(self._front_path, "qbench plan").get(
+            "front", []
+        )
+        return front
+
+    def write_judgements(self, split: str, judgements: Sequence[Judgement]) -> None:
+        """Write what engines gave on a split (``sweep`` or ``verification``)."""
+        self._update(self._judged_path(split), {"judgements": [to_dict(j) for j in judgements]})
+
+    def read_judgements(self, split: str) -> tuple[Judgement, ...]:
+        """Return what engines gave on a split.
+
+        Raises:
+            RunDirError: If they are missing, damaged, or of another version.
+        """
+        made_by = "qbench plan" if split == "sweep" else "qbench verify"
+        content = storage.read_json(self._judged_path(split), made_by)
+        return tuple(from_dict(Judgement, item) for item in content.get("judgements", []))
+
+    def write_bench(self, bench: BenchRun) -> None:
+        """Write a benchmark: conditions and summaries first, then one line a request."""
+        header = {
+            "file": "bench",
+            "conditions": to_dict(bench.conditions),
+            "summaries": [to_dict(summary) for summary in bench.summaries],
+        }
+        storage.write_lines(self._bench_path, header, (to_dict(x) for x in bench.latencies))
+
+    def read_bench(self) -> BenchRun:
+        """Return the benchmark with every raw latency.
+
+        Raises:
+            RunDirError: If it is missing, damaged, or of another version.
+        """
+        header, lines = storage.read_lines(self._bench_path, "qbench bench")
+        return BenchRun(
+            conditions=header["conditions"],
+            latencies=tuple(from_dict(RequestLatency, line) for line in lines),
+            summaries=tuple(from_dict(BenchSummary, item) for item in header["summaries"]),
+        )
+
+    # --- paths -----------------------------------------------------------------------------------
+
+    @property
+    def plan_path(self) -> Path:
+        """The plan, a YAML file that may be edited by hand."""
+        return self.path / "plan.yaml"
+
+    @property
+    def report_path(self) -> Path:
+        """The page that tells the run."""
+        return self.path / "report.html"
+
+    @property
+    def figures_dir(self) -> Path:
+        """The folder of figures as files; it may not exist yet."""
+        return self.path / "figures"
+
+    @property
+    def model_dir(self) -> Path:
+        """The folder of the exported model; it may not exist yet."""
+        return self.path / "model"
+
+    def engine_dir(self, name: str) -> Path:
+        """Return the folder of one engine; it may not exist yet."""
+        return self.path / "engine" / name
+
+    def _judged_path(self, split: str) -> Path:
+        return self._front_path if split == "sweep" else self.path / f"{split}.json"
+
+    def _update(self, path: Path, content: Mapping[str, Any]) -> None:
+        known = storage.read_json(path, "qbench run") if path.is_file() else {}
+        storage.write_json(path, {**known, **content})
+
+    @property
+    def _run_path(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def _layers_path(self) -> Path:
+        return self.path / "layers.jsonl"
+
+    @property
+    def _ranges_path(self) -> Path:
+        return self.path / "ranges.jsonl"
+
+    @property
+    def _histograms_path(self) -> Path:
+        return self.path / "histograms.npz"
+
+    @property
+    def _sweep_path(self) -> Path:
+        return self.path / "sweep.jsonl"
+
+    @property
+    def _engines_path(self) -> Path:
+        return self.path / "engines.json"
+
+    @property
+    def _front_path(self) -> Path:
+        return self.path / "front.json"
+
+    @property
+    def _bench_path(self) -> Path:
+        return self.path / "bench.jsonl"
+
+
+def _now() -> dt.datetime:
+    return dt.datetime.now(dt.UTC)
+
+
+def _new_run(root: Path, source: str) -> RunDir:
+    """Make a folder named by time and model, ``20260131-142507-all-minilm-l6-v2``."""
+    words = re.sub(r"[^a-z0-9]+", "-", _model_name(source).lower()).strip("-")
+    stem = f"{_now():%Y%m%d-%H%M%S}-{words[:40] or 'model'}"
+    taken = sum(1 for _ in root.glob(f"{stem}*")) if root.is_dir() else 0
+    return RunDir.create(root, f"{stem}-{taken + 1}" if taken else stem)
+
+
+def _model_name(source: str) -> str:
+    """Return the telling part of a source: the last one that is not just "model"."""
+    parts = [part for part in re.split(r"[/:]", source.removesuffix(".onnx")) if part]
+    return next((part for part in reversed(parts) if part != "model"), "model")
+
+
+def _unfinished(root: Path, fingerprint: str) -> RunDir | None:
+    for path in sorted(root.glob("*/run.json"), key=os.path.getmtime, reverse=True):
+        run = RunDir(path.parent)
+        with contextlib.suppress(RunDirError):
+            facts = run.read_run()
+            if facts.get("fingerprint") == fingerprint and not facts.get("finished"):
+                run.lock()
+                return run
+    return None
+
+
+def _check_same_key(found: Any, wanted: Mapping[str, Any], path: Path) -> None:
+    old, new = dict(_flat(found)), dict(_flat(wanted))
+    differing = [key for key in {**new, **old} if old.get(key) != new.get(key)]
+    if differing:
+        told = "; ".join(
+            f"{key} was {old.get(key)!r} and is now {new.get(key)!r}" for key in differing
+        )
+        raise RunDirError(
+            f"{path} was made under other conditions: {told}. Use another run id, or delete the "
+            "folder to begin anew"
+        )
+
+
+def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _flat(inner, f"{prefix}.{key}".lstrip("."))
+    else:
+        yield prefix, value
