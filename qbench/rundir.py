@@ -10,14 +10,16 @@ import contextlib
 import datetime as dt
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from qbench import storage
 from qbench.errors import RunDirError, did_you_mean
+from qbench.journal import Journal
+from qbench.lock import give_lock, take_lock
 from qbench.records import (
     BenchRun,
     BenchSummary,
@@ -33,15 +35,7 @@ from qbench.records import (
     to_dict,
 )
 
-try:
-    import fcntl
-except ImportError:  # pragma: no cover - not on POSIX: runs are then not locked
-    fcntl = None  # type: ignore[assignment]
-
 Histograms = Mapping[str, np.ndarray[Any, Any]]
-
-#: Locks that this process holds, by folder: a second handle in one process shares its lock.
-_LOCKS: dict[Path, IO[bytes]] = {}
 
 
 class RunDir:
@@ -105,7 +99,7 @@ class RunDir:
         """
         run = cls(Path(path))
         if run.path.is_dir():
-            if run._run_path.is_file() or run._sweep_path.is_file() or run._layers_path.is_file():
+            if any(path.is_file() for path in (run._run_path, run._journal.path, run._layers_path)):
                 return run
             raise RunDirError(f"{run.path} holds no run (no run.json); give a folder of results/")
         parent = run.path.parent
@@ -119,24 +113,11 @@ class RunDir:
         Raises:
             RunDirError: If another process has it.
         """
-        key = self.path.resolve()
-        if fcntl is None or key in _LOCKS:
-            return
-        with storage.clear_disk_errors(self.path):
-            file = open(self.path / ".lock", "ab")  # noqa: SIM115 - held beyond this block
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.close()
-            raise RunDirError(
-                f"another process is writing to {self.path}; wait for it, or use another run id"
-            ) from None
-        _LOCKS[key] = file
+        take_lock(self.path)
 
     def unlock(self) -> None:
         """Give the run back to other processes."""
-        if file := _LOCKS.pop(self.path.resolve(), None):
-            file.close()
+        give_lock(self.path)
 
     # --- run.json: what ran, on what, when --------------------------------------------------------
 
@@ -217,21 +198,12 @@ class RunDir:
             key: What the records depend on: hashes of weights and data, configuration, versions.
 
         Raises:
-            RunDirError: If the journal was made with another key; each difference is named.
+            RunDirError: If the journal was made with another key (each difference is named), or
+                another process writes to the run.
             InputError: If the disk is full.
         """
         self.lock()
-        header = to_dict({"qbench": storage.FORMAT_VERSION, "file": "sweep", "key": key})
-        raw = self._sweep_path.read_bytes() if self._sweep_path.is_file() else b""
-        whole = raw[: raw.rfind(b"\n") + 1]
-        if not whole:
-            storage.write_lines(self._sweep_path, header, ())
-            return
-        found = storage.parse_object(whole.splitlines()[0], f"{self._sweep_path}, line 1")
-        storage.check_version(found, self._sweep_path)
-        _check_same_key(found.get("key"), header["key"], self._sweep_path)
-        if len(whole) < len(raw):
-            os.truncate(self._sweep_path, len(whole))
+        self._journal.start(to_dict(key))
 
     def append_sweep(self, record: SweepRecord) -> None:
         """Add one record to the journal; it is on the disk when this returns.
@@ -240,19 +212,7 @@ class RunDir:
             InputError: If the disk is full; earlier records stay whole.
             RunDirError: If ``start_journal`` was not called.
         """
-        if not self._sweep_path.is_file():
-            raise RunDirError(f"{self._sweep_path}: no journal was started for this run")
-        line = storage.line_of(to_dict(record))
-        with storage.clear_disk_errors(self._sweep_path), open(self._sweep_path, "ab") as file:
-            size = os.fstat(file.fileno()).st_size
-            try:
-                file.write(line)
-                file.flush()
-                os.fsync(file.fileno())
-            except OSError:
-                with contextlib.suppress(OSError):
-                    os.ftruncate(file.fileno(), size)
-                raise
+        self._journal.append(to_dict(record))
 
     def read_sweep(self) -> tuple[SweepRecord, ...]:
         """Return the journal's records; the last one of each (layer, format) counts.
@@ -262,16 +222,8 @@ class RunDir:
         Raises:
             RunDirError: If it is missing, damaged elsewhere, or of another version.
         """
-        raw = storage.read_bytes(self._sweep_path, "qbench sweep")
-        lines = raw[: raw.rfind(b"\n") + 1].splitlines()
-        if not lines:
-            return ()
-        parsed = [
-            storage.parse_object(line, f"{self._sweep_path}, line {number}")
-            for number, line in enumerate(lines, 1)
-        ]
-        storage.check_version(parsed[0], self._sweep_path)
-        records = (from_dict(SweepRecord, line) for line in parsed[1:])
+        _, lines = self._journal.read()
+        records = (from_dict(SweepRecord, line) for line in lines)
         return tuple({(r.layer, r.format): r for r in records}.values())
 
     def read_journal_key(self) -> dict[str, Any]:
@@ -280,11 +232,7 @@ class RunDir:
         Raises:
             RunDirError: If there is no journal, or it is damaged.
         """
-        raw = storage.read_bytes(self._sweep_path, "qbench sweep")
-        header = storage.parse_object(raw.split(b"\n", 1)[0], f"{self._sweep_path}, line 1")
-        storage.check_version(header, self._sweep_path)
-        key: dict[str, Any] = header.get("key", {})
-        return key
+        return self._journal.read()[0]
 
     # --- engines and what was measured on them ----------------------------------------------------
 
@@ -402,8 +350,8 @@ class RunDir:
         return self.path / "histograms.npz"
 
     @property
-    def _sweep_path(self) -> Path:
-        return self.path / "sweep.jsonl"
+    def _journal(self) -> Journal:
+        return Journal(self.path / "sweep.jsonl", made_by="qbench sweep")
 
     @property
     def _engines_path(self) -> Path:
@@ -445,24 +393,3 @@ def _unfinished(root: Path, fingerprint: str) -> RunDir | None:
                 run.lock()
                 return run
     return None
-
-
-def _check_same_key(found: Any, wanted: Mapping[str, Any], path: Path) -> None:
-    old, new = dict(_flat(found)), dict(_flat(wanted))
-    differing = [key for key in {**new, **old} if old.get(key) != new.get(key)]
-    if differing:
-        told = "; ".join(
-            f"{key} was {old.get(key)!r} and is now {new.get(key)!r}" for key in differing
-        )
-        raise RunDirError(
-            f"{path} was made under other conditions: {told}. Use another run id, or delete the "
-            "folder to begin anew"
-        )
-
-
-def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and value:
-        for key, inner in value.items():
-            yield from _flat(inner, f"{prefix}.{key}".lstrip("."))
-    else:
-        yield prefix, value
