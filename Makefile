@@ -1,0 +1,55 @@
+# `make` prints what can be made.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || echo python3)
+VENV   ?= .venv
+# Options for pip, for example an index that has CPU-only wheels of torch.
+PIP_ARGS ?=
+# Options for pytest, for example PYTEST_ARGS="-k config -x".
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PINS := pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format notebook docs clean
+
+help: ## print this list
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+demo: $(VENV)/.installed-demo ## install what the demo needs and run it on MiniLM and retrieval
+	$(BIN)/qbench run configs/demo.yaml
+
+test: $(VENV)/.installed-dev ## install what the tests need; lint, check types, run all tests
+	$(MAKE) --no-print-directory lint
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.installed-dev ## check style, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-dev ## format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+notebook: $(VENV)/.installed-notebook ## open the notebooks in JupyterLab
+	$(BIN)/jupyter lab notebooks
+
+docs: $(VENV)/.installed-dev ## write docs/cli.md from the commands' own help
+	$(BIN)/python docs/make_cli.py
+
+clean: ## remove the environment and caches; results and prepared data stay
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './results/*' -exec rm -rf {} +
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit("qbench needs Python 3.11 or newer, got " + sys.version.split()[0] + "; name one: make PYTHON=python3.11") if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed-demo: EXTRAS = cpu,demo
+$(VENV)/.installed-dev: EXTRAS = cpu,demo,dev
+$(VENV)/.installed-notebook: EXTRAS = cpu,demo,notebook
+$(VENV)/.installed-%: $(PINS) | $(BIN)/python
+	$(PIP) install $(PIP_ARGS) -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $@

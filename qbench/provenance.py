@@ -1,0 +1,141 @@
+"""What a number depends on: machine, versions, seeds, and hashes of content."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+#: Packages whose version changes numbers; what is not installed is left out of a record.
+PACKAGES = (
+    "numpy",
+    "onnx",
+    "onnx-ir",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "onnxscript",
+    "qbench",
+    "scipy",
+    "tokenizers",
+    "torch",
+    "transformers",
+)
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The machine that measured.
+
+    Attributes:
+        cpu: Model name of the processor.
+        cores: Cores that this process may use.
+        memory_gib: Memory of the machine, GiB.
+        system: Name and release of the operating system.
+        architecture: Architecture of the processor.
+        python: Version of Python.
+    """
+
+    cpu: str
+    cores: int
+    memory_gib: float
+    system: str
+    architecture: str
+    python: str
+
+
+def this_machine() -> Machine:
+    """Describe the machine that runs this process."""
+    import psutil
+
+    return Machine(
+        cpu=_cpu_model(),
+        cores=usable_cores(),
+        memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
+        system=f"{platform.system()} {platform.release()}",
+        architecture=platform.machine(),
+        python=platform.python_version(),
+    )
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def installed_versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
+    """Return the version of each package that is installed, without importing any."""
+    versions: dict[str, str] = {}
+    for package in packages:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def provenance(config: Mapping[str, Any] | None = None, seed: int = 0) -> dict[str, Any]:
+    """Return what belongs in ``run.json`` beside the model: machine, versions, seed, settings."""
+    from qbench.records import to_dict
+
+    return {
+        "machine": to_dict(this_machine()),
+        "versions": installed_versions(),
+        "seed": seed,
+        "config": dict(config or {}),
+    }
+
+
+def sha256_of_file(path: Path) -> str:
+    """Return the SHA-256 of a file, read in pieces of one MiB."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(_CHUNK_BYTES):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def sha256_of_files(paths: Iterable[Path]) -> str:
+    """Return one SHA-256 over names and contents of files, in order of their names."""
+    digest = hashlib.sha256()
+    for path in sorted(paths, key=lambda path: path.name):
+        digest.update(f"{path.name}\0{sha256_of_file(path)}\0".encode())
+    return digest.hexdigest()
+
+
+def sha256_of_arrays(arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:
+    """Return one SHA-256 over names, types, shapes and elements of arrays."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
+        digest.update(array.data.cast("B") if array.size else b"")
+    return digest.hexdigest()
+
+
+def sha256_of_json(content: Any) -> str:
+    """Return the SHA-256 of plain values; the order of mapping keys does not matter."""
+    text = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            return value.strip()
+    return platform.processor() or platform.machine()
