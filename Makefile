@@ -1,6 +1,8 @@
 # `make` prints what can be made.
 
-PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || echo python3)
+# The first Python on the path that is new enough; name another with make PYTHON=…
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+    $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV   ?= .venv
 # Options for pip, for example an index that has CPU-only wheels of torch.
 PIP_ARGS ?=
@@ -44,7 +46,7 @@ clean: ## remove the environment and caches; results and prepared data stay
 	find . -name __pycache__ -type d -not -path './results/*' -exec rm -rf {} +
 
 $(BIN)/python:
-	$(PYTHON) -c 'import sys; sys.exit("qbench needs Python 3.11 or newer, got " + sys.version.split()[0] + "; name one: make PYTHON=python3.11") if sys.version_info < (3, 11) else None'
+	@test -n "$(PYTHON)" || { echo "error: qbench needs Python 3.11 or newer; name one: make PYTHON=/path/to/python3.11" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed-demo: EXTRAS = cpu,demo

@@ -1,0 +1,74 @@
+"""``qbench doctor``: what is installed, which backends build and run here, what is missing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from qbench.cli.answers import Answer, answering
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from qbench.cli.checkup import Checkup
+
+_MARKS = {"runs": "[green]runs[/]", "fails": "[red]fails[/]"}
+
+
+@click.command(
+    "doctor",
+    epilog="""\b
+Examples:
+  qbench doctor
+  qbench doctor --json | python -m json.tool
+""",
+)
+@answering(needs_runtime=False)
+def command() -> Answer:
+    """Say what is installed, what can run here, and what is missing.
+
+    Each backend that this version builds for is really tried: every format is given to a layer of
+    a tiny model, which is loaded and run. Exit code 2 if no backend can run.
+    """
+    from qbench.cli.checkup import examine
+
+    found = examine()
+    return Answer(
+        content={
+            "machine": found.machine,
+            "versions": found.versions,
+            "missing": found.missing,
+            "backends": found.backends,
+            "problems": found.problems,
+        },
+        show=lambda console: _show(found, console),
+        failed=bool(found.problems),
+    )
+
+
+def _show(found: Checkup, console: Console) -> None:
+    from rich.table import Table
+
+    machine = found.machine
+    console.print(
+        f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib:g} GiB, {machine.system}, "
+        f"Python {machine.python}"
+    )
+    console.print(", ".join(f"{name} {version}" for name, version in found.versions.items()))
+    table = Table(title="Backends and formats", title_justify="left")
+    table.add_column("backend")
+    table.add_column("format")
+    table.add_column("here")
+    table.add_column("remark", overflow="fold")
+    for backend in found.backends:
+        if not backend.formats:
+            table.add_row(backend.name, "", backend.status, backend.remark)
+        for probe in backend.formats:
+            mark = _MARKS.get(probe.status, probe.status)
+            table.add_row(backend.name, probe.format, mark, probe.remark)
+    console.print(table)
+    for gap in found.missing:
+        console.print(f"not installed: {gap.package} ({gap.purpose}); add it: {gap.command}")
+    for problem in found.problems:
+        console.print(f"[red]problem:[/] {problem}")
