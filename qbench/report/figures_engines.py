@@ -1,0 +1,262 @@
+"""Figures of engines: the measured front, predicted beside measured, and the plan's formats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import altair as alt
+import numpy as np
+import pandas as pd
+
+from qbench.records import BenchRun, EngineReport, Judgement, Plan
+from qbench.report.comparison import compare_engines, engines_table, front_table
+from qbench.report.figure_style import (
+    FORMAT_COLOURS,
+    GREY,
+    ROLE_COLOURS,
+    ROLE_SHAPES,
+    VERMILION,
+    empty_figure,
+    finished,
+    panel_title,
+    panels,
+    scale_for,
+    titled,
+)
+from qbench.report.wording import interval, number, split_block
+
+_SPLIT_WORDS = {"sweep": "sweep split (decided)", "verification": "verification split (held out)"}
+FRONT_DATA_COLUMNS = (
+    "panel", "split", "engine", "role", "cost", "cost_value", "metric", "drop", "drop_low",
+    "drop_high", "margin", "verdict", "n",
+)  # fmt: skip
+
+
+def front_data(
+    front: Iterable[Mapping[str, Any]],
+    sweep: Sequence[Judgement],
+    verification: Sequence[Judgement],
+    reports: Sequence[EngineReport],
+    bench: BenchRun | None = None,
+) -> pd.DataFrame:
+    """Return one row for each engine, split and cost: its paired drop beside what it costs.
+
+    Costs are ``size`` (MB) on both splits and ``latency`` (median ms under load) on the
+    verification split.
+    """
+    deciding = front_table(front, sweep, reports)
+    held_out = engines_table(compare_engines(verification, reports, bench))
+    sized = [("sweep", deciding), ("verification", held_out)]
+    rows = [_with_cost(frame, split, "size", frame["bytes"] / 1e6) for split, frame in sized]
+    rows.append(_with_cost(held_out, "verification", "latency", held_out["p50_ms"]))
+    filled = [frame for frame in rows if len(frame)]
+    if not filled:
+        return pd.DataFrame(columns=list(FRONT_DATA_COLUMNS))
+    return pd.concat(filled, ignore_index=True)
+
+
+def _with_cost(
+    frame: pd.DataFrame, split: str, cost: str, values: pd.Series[Any]
+) -> pd.DataFrame:
+    found = frame.assign(split=split, cost=cost, cost_value=values.astype(float))
+    words = {"size": "size", "latency": "latency under load"}[cost]
+    found["panel"] = f"{_SPLIT_WORDS[split]}: {words}"
+    kept = found["drop"].notna() & found["cost_value"].notna()
+    return found.loc[kept, list(FRONT_DATA_COLUMNS)]
+
+
+def draw_front(data: pd.DataFrame) -> Any:
+    """Draw ``front_data``: drop with its interval over cost, one panel a split and cost."""
+    title = "The measured front: what accuracy costs"
+    if data.empty:
+        return empty_figure(title, "No engine was judged.")
+    data = data.assign(
+        drop_text=[f"{number(r.drop)} {interval(r.drop_low, r.drop_high)}"
+                   for r in data.itertuples()]
+    )  # fmt: skip
+    charts = [_front_panel(str(name), g) for name, g in data.groupby("panel", sort=False)]
+    metric = data["metric"].iloc[0]
+    notes = (
+        f"Paired drop of {metric} against the reference with its 95 % interval; below 0 is better "
+        "than the reference. Left and low is good.",
+        "Dashed: the largest drop allowed. Engines whose intervals overlap are not told apart.",
+    )
+    return finished(panels(charts, 2), titled(title, *notes))
+
+
+def _front_panel(name: str, group: pd.DataFrame) -> alt.LayerChart:
+    words = {"size": "engine size, MB", "latency": "median latency under load, ms"}
+    cost = words[str(group["cost"].iloc[0])]
+    roles = [role for role in ROLE_COLOURS if role in set(group["role"])]
+    colour = alt.Color("role:N", title="engine", scale=scale_for(roles, ROLE_COLOURS),
+                       legend=alt.Legend(orient="top"))  # fmt: skip
+    shape = alt.Shape("role:N", title="engine", legend=alt.Legend(orient="top"),
+                      scale=alt.Scale(domain=roles, range=[ROLE_SHAPES[r] for r in roles]))  # fmt: skip
+    base = alt.Chart(group, width=400, height=300).encode(
+        x=alt.X("cost_value:Q", title=cost, scale=alt.Scale(zero=False, padding=24)),
+        color=colour,
+        tooltip=["engine:N", "role:N", alt.Tooltip("cost_value:Q", title=cost, format=".4g"),
+                 alt.Tooltip("drop_text:N", title="drop [95 %]"), "verdict:N", "n:Q"],
+    )  # fmt: skip
+    axis = alt.Y("drop_low:Q", title="drop (> 0 is worse)", axis=alt.Axis(format="~g"))
+    layers: list[Any] = [
+        alt.Chart(pd.DataFrame({"y": [0.0]})).mark_rule(color=GREY).encode(y="y:Q"),
+        base.mark_rule(strokeWidth=1.5, opacity=0.7).encode(y=axis, y2="drop_high:Q"),
+        base.mark_point(filled=True, size=110, opacity=1).encode(y="drop:Q", shape=shape),
+        base.mark_text(align="left", dx=8, dy=-7, fontSize=10.5).encode(y="drop:Q", text="engine:N"),
+    ]
+    margin = group["margin"].dropna()
+    if len(margin):
+        limit = alt.Chart(pd.DataFrame({"y": [float(margin.iloc[0])]}))
+        layers.insert(
+            0, limit.mark_rule(color=VERMILION, strokeDash=[5, 4], strokeWidth=1.5).encode(y="y:Q")
+        )
+    heading = f"{name}, n = {int(group['n'].max()):,}"
+    return alt.layer(*layers).properties(title=panel_title(heading))
+
+
+def predicted_data(front: pd.DataFrame, verification: Sequence[Judgement]) -> pd.DataFrame:
+    """Return the predicted divergence of each engine beside what the engine gave.
+
+    Args:
+        front: What ``front_table`` gave: predictions, and measurements on the sweep split.
+        verification: What engines gave on the verification split.
+
+    Returns:
+        One row an engine and split, for engines with a prediction.
+    """
+    predicted = front[front["predicted"].notna()]
+    columns = ["engine", "role", "predicted", "predicted_low", "predicted_high"]
+    sweep = predicted[[*columns, "divergence", "divergence_low", "divergence_high", "n"]]
+    parts = [sweep[sweep["divergence"].notna()].assign(split=_SPLIT_WORDS["sweep"])]
+    held_out = {judgement.engine: judgement for judgement in verification}
+    rows = [
+        {
+            **{name: getattr(row, name) for name in columns},
+            "divergence": held_out[str(row.engine)].divergence.value,
+            "divergence_low": held_out[str(row.engine)].divergence.low,
+            "divergence_high": held_out[str(row.engine)].divergence.high,
+            "n": held_out[str(row.engine)].n,
+            "split": _SPLIT_WORDS["verification"],
+        }
+        for row in predicted.itertuples()
+        if row.engine in held_out
+    ]
+    parts.append(pd.DataFrame(rows, columns=[*sweep.columns, "split"]))
+    filled = [part for part in parts if len(part)]
+    return pd.concat(filled, ignore_index=True) if filled else parts[0]
+
+
+def draw_predicted(data: pd.DataFrame) -> Any:
+    """Draw ``predicted_data``: the sum of single-layer divergences against the engine's own."""
+    title = "Predicted and measured divergence of whole engines"
+    names = ["predicted", "predicted_low", "predicted_high", "divergence", "divergence_low",
+             "divergence_high"]  # fmt: skip
+    values = data[names].to_numpy(dtype=float)
+    if not (values > 0).any():
+        return empty_figure(title, "No engine has both a prediction and a measurement.")
+    floor = float(values[values > 0].min())
+    data = data.assign(**{name: data[name].astype(float).clip(lower=floor) for name in names})
+    ends = [floor, float(np.nanmax(values))]
+    base = alt.Chart(data, width=430, height=330).encode(
+        color=alt.Color("split:N", title=None,
+                        scale=alt.Scale(domain=list(_SPLIT_WORDS.values()),
+                                        range=["#0072b2", VERMILION])),
+        shape=alt.Shape("split:N", title=None,
+                        scale=alt.Scale(domain=list(_SPLIT_WORDS.values()))),
+        tooltip=["engine:N", "split:N", "n:Q",
+                 *[alt.Tooltip(f"{n}:Q", format=".3g") for n in names]],
+    )  # fmt: skip
+    scale = alt.Scale(type="log", nice=False, domain=[ends[0] * 0.8, ends[1] * 1.25])
+    tick = alt.Axis(format=".0e", tickCount=5)
+    across, up = "predicted: sum over layers (log)", "measured on the engine (log)"
+    x = alt.X("predicted:Q", title=across, scale=scale, axis=tick)
+    y = alt.Y("divergence:Q", title=up, scale=scale, axis=tick)
+    low = alt.Y("divergence_low:Q", title=up, scale=scale, axis=tick)
+    diagonal = alt.Chart(pd.DataFrame({"x": ends, "y": ends})).mark_line(
+        color=GREY, strokeDash=[5, 4], strokeWidth=1.2
+    )
+    left = alt.X("predicted_low:Q", title=across, scale=scale, axis=tick)
+    chart = alt.layer(
+        diagonal.encode(x=alt.X("x:Q", scale=scale), y=alt.Y("y:Q", scale=scale)),
+        base.mark_rule(opacity=0.6).encode(x=x, y=low, y2="divergence_high:Q"),
+        base.mark_rule(opacity=0.6).encode(x=left, x2="predicted_high:Q", y=y),
+        base.mark_point(filled=True, size=80, opacity=1).encode(x=x, y=y),
+        base.mark_text(align="left", dx=7, dy=-7, fontSize=10.5).encode(x=x, y=y, text="engine:N"),
+    )
+    note = (
+        "On the dashed line the sum of single-layer divergences tells the engine's own. Bars: "
+        "95 % intervals."
+    )
+    return finished(chart, titled(title, note))
+
+
+def plan_formats_data(plan: Plan) -> pd.DataFrame:
+    """Return one row a layer of the plan, with its place in the grid of blocks and parts."""
+    rows = []
+    for layer in plan.layers:
+        block, part = split_block(layer.name)
+        rows.append(
+            {
+                "layer": layer.name,
+                "kind": str(layer.kind),
+                "format": layer.format,
+                "block": block,
+                "part": part,
+                "reason": layer.reason,
+                "divergence": layer.divergence,
+            }
+        )
+    return pd.DataFrame(
+        rows, columns=["layer", "kind", "format", "block", "part", "reason", "divergence"]
+    )
+
+
+def draw_plan_formats(plan: Plan) -> Any:
+    """Draw the format of every layer: parts of a block down, blocks across."""
+    title = "The plan: which format each layer takes"
+    data = plan_formats_data(plan)
+    if data.empty:
+        return empty_figure(title, "The plan has no layer.")
+    formats = scale_for(data["format"], FORMAT_COLOURS)
+    grid, single = data[data["block"] != ""], data[data["block"] == ""]
+    charts = []
+    if len(grid):
+        charts.append(_plan_grid(grid, formats))
+    if len(single):
+        charts.append(_plan_grid(single.assign(block="layer"), formats))
+    counts = data["format"].value_counts()
+    note = ", ".join(f"{counts[name]} {name}" for name in formats.domain if name in counts)
+    heading = titled(title, f"{len(data)} layers for {plan.backend}: {note}.")
+    return finished(panels(charts, 2), heading)
+
+
+def _plan_grid(data: pd.DataFrame, formats: alt.Scale) -> alt.Chart:
+    blocks, parts = list(dict.fromkeys(data["block"])), list(dict.fromkeys(data["part"]))
+    prefix = _shared_prefix(blocks)
+    return (
+        alt.Chart(
+            data.assign(column=data["block"].str.removeprefix(prefix)),
+            width=26 * len(blocks),
+            height=17 * len(parts),
+        )
+        .mark_rect(stroke="white", strokeWidth=1.5)
+        .encode(
+            x=alt.X("column:N", sort=[b.removeprefix(prefix) for b in blocks],
+                    title=f"{prefix}…" if prefix else None,
+                    axis=alt.Axis(orient="top", labelAngle=0, domain=False, ticks=False)),
+            y=alt.Y("part:N", sort=parts, title=None, axis=alt.Axis(domain=False, ticks=False)),
+            color=alt.Color("format:N", scale=formats, title="format",
+                            legend=alt.Legend(orient="top")),
+            tooltip=["layer:N", "kind:N", "format:N", "reason:N",
+                     alt.Tooltip("divergence:Q", format=".3g")],
+        )
+    )  # fmt: skip
+
+
+def _shared_prefix(blocks: Sequence[str]) -> str:
+    """Return what all blocks begin with up to a dot, or an empty string."""
+    stems = {block.rpartition(".")[0] for block in blocks}
+    stem = stems.pop() if len(stems) == 1 else ""
+    return f"{stem}." if stem else ""

@@ -1,0 +1,232 @@
+"""Figures of the sweep: the heat map of all cells, and the most sensitive layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import altair as alt
+import numpy as np
+import pandas as pd
+
+from qbench.records import Status, SweepRecord
+from qbench.report.figure_style import (
+    KIND_COLOURS,
+    empty_figure,
+    finished,
+    format_order,
+    panel_title,
+    panels,
+    rows_high,
+    scale_for,
+    titled,
+)
+from qbench.report.tables import measured_formats, sweep_table
+from qbench.report.wording import STATUS_SIGN, interval, number, split_block
+
+#: Layers of one panel of the heat map, at most.
+PANEL_ROWS = 40
+_SIGN_UNRESOLVED = "~"
+
+
+def heat_map_data(records: Sequence[SweepRecord]) -> pd.DataFrame:
+    """Return one row a cell, in topological order of layers.
+
+    Returns:
+        The columns of ``sweep_table`` and: ``panel`` (the group of layers it is drawn in),
+        ``label`` (its name in the panel), ``shown`` (the divergence, or the least positive one
+        where it is 0; missing where there is no number), ``sign`` (what is written into the
+        cell) and the texts of the tooltip.
+    """
+    frame = sweep_table(records)
+    frame["panel"], frame["label"] = _panels_of(frame["layer"].tolist())
+    divergence = frame["divergence"].astype(float)
+    positive = divergence[divergence > 0]
+    floor = positive.min() if len(positive) else 1e-12
+    frame["shown"] = divergence.clip(lower=floor)
+    frame["sign"] = [_sign(row.status, row.resolvable) for row in frame.itertuples()]
+    frame["divergence_text"] = _texts(frame, "divergence")
+    frame["drop_text"] = _texts(frame, "drop")
+    frame["resolved_text"] = frame["resolvable"].map(_resolved_words)
+    return frame
+
+
+def _sign(status: str, resolvable: bool | None) -> str:
+    if status != Status.OK:
+        return STATUS_SIGN[Status(status)]
+    return _SIGN_UNRESOLVED if resolvable is False else ""
+
+
+def _resolved_words(resolvable: bool | None) -> str:
+    if resolvable is None:
+        return "no drop measured"
+    return "beyond noise" if resolvable else "not resolvable: the interval holds 0"
+
+
+def _texts(frame: pd.DataFrame, name: str) -> list[str]:
+    columns = (frame[name], frame[f"{name}_low"], frame[f"{name}_high"])
+    return [
+        "–" if value is None or np.isnan(value) else f"{number(value)} {interval(low, high)}"
+        for value, low, high in zip(*columns, strict=True)
+    ]
+
+
+def _panels_of(layers: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return panel and label of each layer: blocks by name, and long blocks cut in parts."""
+    blocks = [split_block(name) for name in layers]
+    positions: dict[str, dict[str, int]] = {}
+    for name, (block, _) in zip(layers, blocks, strict=True):
+        positions.setdefault(block, {}).setdefault(name, len(positions[block]))
+    names, labels = [], []
+    for name, (block, part) in zip(layers, blocks, strict=True):
+        rows, place = len(positions[block]), positions[block][name]
+        title = block or "other layers"
+        if rows > PANEL_ROWS:
+            title += f" ({place // PANEL_ROWS + 1} of {-(-rows // PANEL_ROWS)})"
+        names.append(title)
+        labels.append(part if block else name)
+    return names, labels
+
+
+def draw_heat_map(records: Sequence[SweepRecord], columns: int = 3) -> Any:
+    """Draw the divergence of each layer in each format; the tooltip has drops and intervals."""
+    title = "How far each layer moves the answers, by format"
+    data = heat_map_data(records)
+    if data["divergence"].isna().all():
+        return empty_figure(title, "No cell of the sweep has a number.")
+    data = data[data["status"] != Status.NOT_APPLICABLE]
+    formats = format_order(data["format"])
+    colour = alt.Color(
+        "shown:Q",
+        title="divergence a sample",
+        scale=alt.Scale(
+            type="log", scheme="viridis", reverse=True, domain=_log_domain(data["shown"])
+        ),
+        legend=alt.Legend(orient="top", gradientLength=320, format=".0e", tickCount=6),
+    )
+    charts = [
+        _heat_panel(name, group, formats, colour)
+        for name, group in data.groupby("panel", sort=False)
+    ]
+    ok = data[data["status"] == Status.OK]
+    notes = (
+        f"Mean divergence from the reference on n = {_count_text(ok['n'])} samples; darker moves "
+        "the answers more. Layers in topological order.",
+        f"~ : the interval of the {_metric(ok)} drop holds 0 (not resolvable, noise)   ✕ : invalid"
+        "   ! : failed   · : not offered yet   blank: means nothing there",
+    )
+    return finished(panels(charts, columns), titled(title, *notes))
+
+
+def _log_domain(values: pd.Series[Any]) -> list[float]:
+    low, high = float(values.min()), float(values.max())
+    return [low, high if high > low else low * 10]
+
+
+def _count_text(counts: pd.Series[Any]) -> str:
+    low, high = int(counts.min()), int(counts.max())
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _metric(frame: pd.DataFrame) -> str:
+    names = [name for name in frame["metric"].unique() if name]
+    return names[0] if names else "metric"
+
+
+def _heat_panel(
+    name: object, group: pd.DataFrame, formats: list[str], colour: alt.Color
+) -> alt.LayerChart:
+    labels = list(dict.fromkeys(group["label"]))
+    base = alt.Chart(
+        group[_HEAT_COLUMNS], width=30 * len(formats), height=rows_high(len(labels))
+    ).encode(
+        x=alt.X("format:N", sort=formats, title=None, scale=alt.Scale(domain=formats),
+                axis=alt.Axis(orient="top", labelAngle=-40, domain=False, ticks=False)),
+        y=alt.Y("label:N", sort=labels, title=None, axis=alt.Axis(domain=False, ticks=False)),
+        tooltip=_HEAT_TOOLTIP,
+    )  # fmt: skip
+    cells = base.mark_rect(stroke="white", strokeWidth=1, invalid=None).encode(
+        color=alt.condition("datum.status === 'ok'", colour, alt.value("#eceff2"))
+    )
+    middle = float(np.sqrt(np.prod(_log_domain(group["shown"])))) if group["shown"].any() else 1.0
+    signs = base.mark_text(fontSize=11, fontWeight="bold").encode(
+        text="sign:N",
+        color=alt.condition(
+            f"datum.status === 'ok' && datum.shown > {middle:.6g}",
+            alt.value("white"),
+            alt.value("#3d444d"),
+        ),
+    )
+    return alt.layer(cells, signs).properties(title=panel_title(str(name)))
+
+
+_HEAT_COLUMNS = [
+    "layer", "kind", "format", "label", "status", "shown", "sign", "divergence_text", "drop_text",
+    "metric", "resolved_text", "n", "flip_rate", "sqnr_db", "reason",
+]  # fmt: skip
+_HEAT_TOOLTIP = [
+    alt.Tooltip("layer:N"),
+    alt.Tooltip("kind:N"),
+    alt.Tooltip("format:N"),
+    alt.Tooltip("status:N"),
+    alt.Tooltip("divergence_text:N", title="divergence [95 %]"),
+    alt.Tooltip("metric:N"),
+    alt.Tooltip("drop_text:N", title="drop [95 %], > 0 is worse"),
+    alt.Tooltip("resolved_text:N", title="drop is"),
+    alt.Tooltip("n:Q"),
+    alt.Tooltip("flip_rate:Q", title="answers changed", format=".1%"),
+    alt.Tooltip("sqnr_db:Q", title="SQNR at output, dB", format=".1f"),
+    alt.Tooltip("reason:N"),
+]
+
+
+def ranking_data(records: Sequence[SweepRecord], top: int = 15) -> pd.DataFrame:
+    """Return the ``top`` most divergent layers of each measured format, most divergent first."""
+    frame = sweep_table(records)
+    ranked = frame[frame["rank"].notna() & (frame["rank"] <= top)]
+    order = {name: index for index, name in enumerate(measured_formats(records))}
+    return ranked.sort_values(
+        ["format", "rank"], key=lambda s: s.map(order) if s.name == "format" else s
+    ).reset_index(drop=True)
+
+
+def draw_ranking(records: Sequence[SweepRecord], top: int = 15) -> Any:
+    """Draw the most sensitive layers of each format with the intervals of their divergence."""
+    title = "The most sensitive layers, by format"
+    data = ranking_data(records, top)
+    if data.empty:
+        return empty_figure(title, "No cell of the sweep has a number.")
+    floor = float(data.loc[data["divergence"] > 0, "divergence"].min()) / 10
+    for name in ("divergence", "divergence_low", "divergence_high"):
+        data[name] = data[name].clip(lower=floor if np.isfinite(floor) else 1e-12)
+    data["rank_text"] = [
+        f"{number(row.rank)} {interval(row.rank_low, row.rank_high)}" for row in data.itertuples()
+    ]
+    kinds = scale_for(data["kind"], KIND_COLOURS)
+    charts = [_rank_panel(str(n), g, kinds) for n, g in data.groupby("format", sort=False)]
+    notes = (
+        f"Mean divergence a sample with its 95 % interval, n = {_count_text(data['n'])}; the "
+        f"{top} most divergent layers of each format.",
+        "Layers whose intervals overlap are not told apart.",
+    )
+    return finished(panels(charts, 2), titled(title, *notes))
+
+
+def _rank_panel(name: str, group: pd.DataFrame, kinds: alt.Scale) -> alt.LayerChart:
+    columns = ["layer", "kind", "divergence", "divergence_low", "divergence_high", "rank_text",
+               "n"]  # fmt: skip
+    base = alt.Chart(group[columns], width=270, height=rows_high(len(group))).encode(
+        y=alt.Y("layer:N", sort=group["layer"].tolist(), title=None),
+        color=alt.Color("kind:N", scale=kinds, title="kind", legend=alt.Legend(orient="top")),
+        tooltip=["layer:N", "kind:N", alt.Tooltip("divergence:Q", format=".3g"),
+                 alt.Tooltip("rank_text:N", title="rank [95 %]"), "n:Q"],
+    )  # fmt: skip
+    axis = alt.X(
+        "divergence_low:Q",
+        title="divergence a sample (log)",
+        scale=alt.Scale(type="log", nice=False),
+        axis=alt.Axis(format=".0e", tickCount=5),
+    )
+    rules = base.mark_rule(strokeWidth=2).encode(x=axis, x2="divergence_high:Q")
+    points = base.mark_point(filled=True, size=55, opacity=1).encode(x="divergence:Q")
+    return alt.layer(rules, points).properties(title=panel_title(name))
