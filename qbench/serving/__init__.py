@@ -1,0 +1,1 @@
+"""Serving: the dynamic batcher, the threads around it, load on it and what it measures."""

@@ -1,0 +1,132 @@
+"""What waiting costs and what it saves: two small models learnt while serving.
+
+Both are fed with times and give numbers; neither knows a clock.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections import deque
+
+#: Padding of one request that costs as much as a batch of its own, tokens, before the first
+#: fit. On CPUs a small encoder's fixed cost a call is worth some 16 tokens.
+DEFAULT_OVERHEAD_TOKENS = 16.0
+
+_FORGET = 0.97  # weight of the past at each new batch: the fit remembers some 33 batches
+_LEAST_BATCHES = 8
+_LEAST_SPREAD = 0.05  # of the mean padded tokens; below it the intercept is not identified
+_RECENT = 32
+_GAPS = 48
+_LEAST_GAPS = 8
+
+
+class LaneCost:
+    """Seconds that a batch holds a lane: ``overhead_s + padded_tokens * token_s``.
+
+    A line through the batches seen, with exponential forgetting, that minimises the squared
+    *relative* error (weight ``1 / padded_tokens ** 2``): times scatter in proportion, and the
+    small batches are the ones that tell the overhead. The overhead is what two requests save
+    when they share a batch; it is never taken for more than the shortest recent batch.
+    """
+
+    def __init__(self) -> None:
+        """Begin without any batch seen."""
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+        self._seen = self._busy_s = 0.0
+        self._batches = 0
+        self._recent: deque[float] = deque(maxlen=_RECENT)
+
+    def observe(self, padded_tokens: int, busy_s: float) -> None:
+        """Add a batch of ``padded_tokens`` that held its lane for ``busy_s`` seconds."""
+        x, keep = float(padded_tokens), _FORGET
+        weight = 1.0 / (x * x)
+        self._weight = keep * self._weight + weight
+        self._x = keep * self._x + weight * x
+        self._y = keep * self._y + weight * busy_s
+        self._xx = keep * self._xx + 1.0
+        self._xy = keep * self._xy + weight * x * busy_s
+        self._seen = keep * self._seen + 1.0
+        self._busy_s = keep * self._busy_s + busy_s
+        self._batches += 1
+        self._recent.append(busy_s)
+
+    @property
+    def batch_s(self) -> float | None:
+        """Mean seconds that a batch holds a lane, or ``None`` before the first one."""
+        return self._busy_s / self._seen if self._batches else None
+
+    @property
+    def line(self) -> tuple[float, float] | None:
+        """``(overhead_s, token_s)``, or ``None`` while batches are too few or too alike."""
+        if self._batches < _LEAST_BATCHES:
+            return None
+        mean_x, mean_y = self._x / self._weight, self._y / self._weight
+        variance = self._xx / self._weight - mean_x * mean_x
+        if variance <= (_LEAST_SPREAD * mean_x) ** 2:
+            return None
+        slope = max((self._xy / self._weight - mean_x * mean_y) / variance, 0.0)
+        overhead_s = min(max(mean_y - slope * mean_x, 0.0), min(self._recent))
+        return overhead_s, max((mean_y - overhead_s) / mean_x, 0.0)
+
+    @property
+    def overhead_s(self) -> float:
+        """Seconds that two requests save by sharing a batch; 0 while unknown."""
+        line = self.line
+        return line[0] if line else 0.0
+
+    @property
+    def overhead_tokens(self) -> float:
+        """The overhead in tokens: padding of a request beyond it costs more than it saves."""
+        line = self.line
+        if line is None:
+            return DEFAULT_OVERHEAD_TOKENS
+        overhead_s, token_s = line
+        return overhead_s / token_s if token_s > 0 else float("inf")
+
+
+class ArrivalGaps:
+    """The last gaps between arrivals, and how long it pays to wait for the next arrival."""
+
+    def __init__(self) -> None:
+        """Begin without any arrival seen."""
+        self._last_s: float | None = None
+        self._gaps: deque[float] = deque()
+        self._sorted: list[float] = []
+
+    def observe(self, now_s: float) -> None:
+        """Note an arrival at ``now_s``."""
+        if self._last_s is not None:
+            gap = max(now_s - self._last_s, 0.0)
+            if len(self._gaps) == _GAPS:
+                self._sorted.remove(self._gaps.popleft())
+            self._gaps.append(gap)
+            insort(self._sorted, gap)
+        self._last_s = now_s
+
+    def worth_waiting_until(self, now_s: float, saving_s: float) -> float | None:
+        """Return until when waiting for one more arrival pays, or ``None`` if it does not.
+
+        An arrival within ``w`` seconds saves ``saving_s`` of lane time, and the lane idles for
+        ``min(gap, w)``. With the gaps seen that were longer than the silence so far, the best
+        ``w`` up to ``saving_s`` maximises ``saving_s * P(gap <= w) - E[min(gap, w)]``; waiting
+        pays if that maximum is above zero. The bound keeps a wait that turns out in vain from
+        costing more than one that works out saves.
+
+        Args:
+            now_s: The time, seconds.
+            saving_s: Lane time that one more request in the batch saves, seconds.
+        """
+        if self._last_s is None or saving_s <= 0 or len(self._sorted) < _LEAST_GAPS:
+            return None
+        silence = max(now_s - self._last_s, 0.0)
+        gaps = self._sorted[bisect_right(self._sorted, silence) :]
+        best, best_wait, idle = 0.0, 0.0, 0.0
+        for index, gap in enumerate(gaps, start=1):
+            wait = gap - silence
+            if wait > saving_s:
+                break
+            idle += wait
+            value = saving_s * index - idle - (len(gaps) - index) * wait
+            if value > best:
+                best, best_wait = value, wait
+        return now_s + best_wait if best > 0 else None
