@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from qbench.backends import BACKENDS, Backend
-from qbench.errors import MissingDependencyError, QbenchError
+from qbench.errors import MeasurementError, MissingDependencyError, QbenchError
 from qbench.gate import check_runtime, install_command, is_installed
 from qbench.provenance import Machine, installed_versions, this_machine
 from qbench.records import Kind
@@ -126,7 +126,7 @@ def _run_lowered(backend: Backend, name: str) -> np.ndarray:
         layer = next(x for x in find_layers(model).layers if x.kind is Kind.LINEAR)
         lowering = lowering_for(name)
         if refusal := lowering.requires(model, layer):
-            raise MissingDependencyError(refusal.reason)
+            raise MeasurementError(refusal.reason)
         lowering.apply(model, layer, {edge.tensor: _CLIP for edge in layer.edges})
     ids = np.array([[1, 2, 3, 4]], dtype=np.int64)
     with open_session(model, settings_for(backend, threads=1)) as session:

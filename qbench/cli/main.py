@@ -69,6 +69,9 @@ def run_command_line(arguments: list[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         told = "interrupted; what was measured is kept: continue with the same command"
         return _fail(told, EXIT_INTERRUPTED, as_json)
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message(), file=sys.stderr)
+        return 2
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has gone: nothing is left to say
         return EXIT_INTERRUPTED
