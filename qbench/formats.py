@@ -62,7 +62,7 @@ FORMATS: dict[str, Format] = {
         Format("bf16", 16, 16),
         Format("int8", 8, 8, _CHANNEL, _TENSOR),
         Format("int8_dynamic", 8, 8, _CHANNEL, _TENSOR, symmetric=False, dynamic=True),
-        Format("w8a16", 8, 16, _CHANNEL),
+        Format("w8a16", 8, 16, _BLOCK, block_size=128),
         Format("w4a16", 4, 16, _BLOCK, block_size=128),
         Format("w4a8", 4, 8, _BLOCK, _BLOCK, block_size=128, dynamic=True),
         Format("fp8", 8, 8, _CHANNEL, _TENSOR),

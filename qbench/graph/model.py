@@ -218,7 +218,12 @@ def raise_opset(model: ir.Model) -> ir.Model:
 
 def _placeholder(tensor: ir.TensorProtocol) -> ir.ExternalTensor:
     return ir.ExternalTensor(
-        "absent", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape), name=tensor.name or ""
+        "absent",
+        0,
+        tensor.nbytes,
+        tensor.dtype,
+        shape=ir.Shape(tensor.shape),
+        name=tensor.name or "",
     )
 
 

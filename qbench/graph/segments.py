@@ -7,10 +7,14 @@ at one cut only, so cuts go where few bytes are live.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
+from onnx_ir.convenience import extract
+
+from qbench.records import Layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +44,22 @@ class TensorFact:
 
 
 def node_costs(model: ir.Model, facts: Mapping[str, TensorFact]) -> list[float]:
-    """Return an estimate of each node's work: bytes it reads, writes and multiplies.
-
-    A product with a constant weights its bytes by the reuse of each element, so that matrix
-    products dominate as they do in time.
-    """
+    """Return an estimate of each node's work: bytes it writes times the length of its sums."""
     return [_cost_of(node, facts) for node in model.graph]
 
 
 def _cost_of(node: ir.Node, facts: Mapping[str, TensorFact]) -> float:
-    moved = float(sum(_nbytes(v, facts) for v in node.outputs))
-    if node.op_type not in ("MatMul", "Gemm", "Conv"):
-        return moved
-    weight = node.inputs[1]
-    if weight is not None and weight.const_value is not None and len(weight.const_value.shape):
-        return moved * max(int(d) for d in weight.const_value.shape)
-    return moved * 64.0
+    written = float(sum(_nbytes(v, facts) for v in node.outputs))
+    weight = node.inputs[1] if len(node.inputs) > 1 else None
+    if node.op_type not in ("MatMul", "Gemm", "Conv") or weight is None:
+        return written
+    if weight.shape is None or weight.const_value is None:
+        return written * 64.0  # a product of two activations sums over a head or a sequence
+    dims = [int(d) for d in weight.const_value.shape]
+    if node.op_type == "Conv":
+        return written * float(np.prod(dims[1:]))
+    transposed = node.op_type == "Gemm" and node.attributes.get_int("transB", 0)
+    return written * float(dims[-1] if transposed else dims[-2] if len(dims) > 1 else dims[-1])
 
 
 def _nbytes(value: ir.Value | None, facts: Mapping[str, TensorFact]) -> int:
@@ -100,30 +104,48 @@ def read_names(node: ir.Node) -> list[str]:
     return names
 
 
+def inside_layers(model: ir.Model, layers: Layers) -> frozenset[int]:
+    """Return the positions that lie strictly inside a layer: a cut there would split it."""
+    position = {str(node.name): index for index, node in enumerate(model.graph)}
+    inner: set[int] = set()
+    for layer in layers.layers:
+        for use in layer.occurrences:
+            own = [position[name] for name in use.nodes]
+            own += [position[edge.node] for edge in use.edges]
+            inner.update(range(min(own) + 1, max(own) + 1) if own else ())
+    return frozenset(inner)
+
+
 def choose_cuts(
-    costs: Sequence[float], live_bytes: Sequence[float], max_segments: int = 32
+    costs: Sequence[float],
+    live_bytes: Sequence[float],
+    forbidden: Collection[int] = (),
+    max_segments: int = 32,
 ) -> list[int]:
     """Return the positions of cuts, ascending, the ends left out.
 
-    A position qualifies where it is a local minimum of live bytes and no wider than twice the
-    narrowest quarter of such minima. Among those that qualify, positions are taken so that no
-    segment has less than ``1 / max_segments`` of all work.
+    A position qualifies where it is a local minimum of live bytes and at most a quarter wider
+    than the narrowest quarter of such minima. Among those that qualify, positions are taken so
+    that no segment has less than ``1 / max_segments`` of all work.
 
     Args:
         costs: Work of each node, shape [nodes].
         live_bytes: Bytes live before each node and after the last, shape [nodes + 1].
+        forbidden: Positions where no cut may be.
         max_segments: Most segments to make.
     """
     total = sum(costs) or 1.0
     inner = range(1, len(costs))
     minima = [
-        i for i in inner if live_bytes[i] <= live_bytes[i - 1] and live_bytes[i] <= live_bytes[i + 1]
+        i
+        for i in inner
+        if live_bytes[i] <= live_bytes[i - 1] and live_bytes[i] <= live_bytes[i + 1]
     ]
-    minima = [i for i in minima if live_bytes[i] > 0]
+    minima = [i for i in minima if live_bytes[i] > 0 and i not in forbidden]
     if not minima:
         return []
     by_width = sorted(live_bytes[i] for i in minima)
-    limit = 2 * by_width[len(by_width) // 4]
+    limit = 1.25 * by_width[len(by_width) // 4]
     done, cuts, before = 0.0, [], 0.0
     position = 0
     for index in minima:
@@ -143,19 +165,26 @@ def make_segments(model: ir.Model, cuts: Sequence[int]) -> tuple[Segment, ...]:
     borders = [0, *cuts, len(nodes)]
     initializers = set(model.graph.initializers)
     graph_outputs = [v.name for v in model.graph.outputs if v.name]
+    last_read = {name: i for i, node in enumerate(nodes) for name in read_names(node)}
+    last_read |= dict.fromkeys(graph_outputs, len(nodes))
     segments: list[Segment] = []
     for index, (start, stop) in enumerate(zip(borders, borders[1:], strict=False)):
         own = nodes[start:stop]
-        made = [v.name for n in own for v in n.outputs if v.name]
-        made_set = set(made)
+        made = dict.fromkeys(str(v.name) for n in own for v in n.outputs if v.name)
         reads = dict.fromkeys(name for n in own for name in read_names(n))
-        later = {name for n in nodes[stop:] for name in read_names(n)} | set(graph_outputs)
         segments.append(
             Segment(
                 index,
                 tuple(str(n.name) for n in own),
-                tuple(r for r in reads if r not in made_set and r not in initializers),
-                tuple(name for name in made if name in later),
+                tuple(r for r in reads if r not in made and r not in initializers),
+                tuple(name for name in made if last_read.get(name, -1) >= stop),
             )
         )
     return tuple(segments)
+
+
+def segment_model(model: ir.Model, segment: Segment) -> ir.Model:
+    """Return one segment as a model of its own; its weights are shared, its nodes are copies."""
+    graph = extract(model.graph, list(segment.inputs), list(segment.outputs))
+    graph.opset_imports.update(model.graph.opset_imports)
+    return ir.Model(graph, ir_version=model.ir_version)

@@ -62,7 +62,8 @@ class Session:
         self._raw = raw
         self.provider = provider
         self.inputs = tuple(
-            TensorSpec(i.name, _DTYPES.get(i.type, i.type), tuple(i.shape)) for i in raw.get_inputs()
+            TensorSpec(i.name, _DTYPES.get(i.type, i.type), tuple(i.shape))
+            for i in raw.get_inputs()
         )
         self.outputs: tuple[str, ...] = tuple(o.name for o in raw.get_outputs())
         self._wanted = frozenset(i.name for i in self.inputs)

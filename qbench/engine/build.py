@@ -1,0 +1,137 @@
+"""Building an engine: the plan and the model in, a mixed-precision ONNX file out.
+
+Same plan, same model, same bytes: nothing of the machine, the time or the folder goes in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnx_ir as ir
+import onnx_ir.passes.common as common_passes
+
+from qbench.backends import backend_named
+from qbench.errors import PlanError
+from qbench.graph.model import Model, save_graph, strip_traces
+from qbench.lowering import lowering_for
+from qbench.lowering.edit import LAYER_KEY
+from qbench.records import Layer, Layers, Plan
+
+ENGINE_FILE = "engine.onnx"
+
+
+def lower_graph(model: ir.Model, layers: Layers, plan: Plan) -> ir.Model:
+    """Return a copy of the graph with every layer in the format that the plan gives it.
+
+    Raises:
+        PlanError: If a layer cannot take its format; the message says why.
+    """
+    graph = model.clone()
+    high = backend_named(plan.backend).high_precision
+    by_name = layers.by_name()
+    for entry in plan.layers:
+        if entry.format == high:
+            continue
+        layer = by_name[entry.name]
+        lowering = lowering_for(entry.format)
+        refusal = lowering.requires(graph, layer)
+        missing = lowering.format.needs_range and not all(
+            edge.tensor in entry.clips for edge in layer.edges
+        )
+        if refusal is not None or missing:
+            why = refusal.reason if refusal else "the plan has no clip for its input"
+            raise PlanError(f"layer {entry.name!r} cannot be {entry.format}: {why}")
+        lowering.apply(graph, layer, entry.clips)
+        wrong = lowering.ensures(graph, layer)
+        if wrong:
+            raise PlanError(f"layer {entry.name!r} did not become {entry.format}: {wrong}")
+    common_passes.RemoveUnusedNodesPass()(graph)
+    return graph
+
+
+def label_nodes(model: ir.Model, layers: Layers) -> None:
+    """Put layer names into the names of nodes and of the tensors that they give, in place.
+
+    Graph inputs and outputs keep their names.
+    """
+    owner = {name: layer for layer in layers.layers for name in layer.nodes}
+    taken = {str(node.name) for node in model.graph}
+    taken |= {str(v.name) for node in model.graph for v in node.outputs}
+    for node in model.graph:
+        layer = owner.get(str(node.name))
+        if layer is None or LAYER_KEY in node.metadata_props:
+            continue
+        node.metadata_props[LAYER_KEY] = layer.name
+        node.name = _free(f"{layer.name}/{node.op_type}", taken)
+        for index, value in enumerate(node.outputs):
+            if not value.is_graph_output() and value.name:
+                value.name = _free(f"{node.name}:{index}", taken)
+
+
+def _free(stem: str, taken: set[str]) -> str:
+    name, number = stem, 1
+    while name in taken:
+        number += 1
+        name = f"{stem}_{number}"
+    taken.add(name)
+    return name
+
+
+def write_engine(
+    model: Model, layers: Layers, plan: Plan, plan_sha256: str, folder: Path
+) -> tuple[Path, ir.Model]:
+    """Build the plan's engine into ``folder`` and return its file and its graph.
+
+    Raises:
+        PlanError: If a layer cannot take its format.
+    """
+    graph = lower_graph(model.ir, layers, plan)
+    label_nodes(graph, layers)
+    strip_traces(graph)
+    graph.metadata_props.clear()
+    graph.graph.metadata_props.clear()
+    graph.metadata_props["qbench.plan_sha256"] = plan_sha256
+    graph.metadata_props["qbench.model_sha256"] = model.sha256
+    graph.producer_name, graph.producer_version = "qbench", "1"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / ENGINE_FILE
+    save_graph(graph, path)
+    return path, graph
+
+
+def file_facts(path: Path) -> tuple[int, str]:
+    """Return the bytes and the sha256 of an ONNX file together with its external data."""
+    digest, size = hashlib.sha256(), 0
+    for file in (path, path.with_name(f"{path.name}.data")):
+        if not file.is_file():
+            continue
+        size += file.stat().st_size
+        with file.open("rb") as stream:
+            while chunk := stream.read(1 << 22):
+                digest.update(chunk)
+    return size, digest.hexdigest()
+
+
+def asked_formats(plan: Plan) -> dict[str, int]:
+    """Return the number of layers by format."""
+    counts: dict[str, int] = {}
+    for entry in plan.layers:
+        counts[entry.format] = counts.get(entry.format, 0) + 1
+    return counts
+
+
+def tensors_by_layer(graph: ir.Model) -> Mapping[str, str]:
+    """Return the layer that gives each tensor of a labelled graph."""
+    return {
+        str(value.name): node.metadata_props[LAYER_KEY]
+        for node in graph.graph
+        if LAYER_KEY in node.metadata_props
+        for value in node.outputs
+    }
+
+
+def find_layer(layers: Layers, name: str) -> Layer:
+    """Return a layer by name."""
+    return layers.by_name()[name]

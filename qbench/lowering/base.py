@@ -1,0 +1,63 @@
+"""What a lowering is: requires → apply → ensures, and what it says it changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import onnx_ir as ir
+
+from qbench.formats import Format
+from qbench.records import Layer, Status
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a layer cannot take a format.
+
+    Attributes:
+        status: ``not_applicable``, ``not_yet`` or ``invalid``.
+        reason: In words.
+        remedy: What the user can do.
+    """
+
+    status: Status
+    reason: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a lowering did to a graph.
+
+    Attributes:
+        changed: Whether it changed anything (a segment may hold no node of the layer).
+        weight_bytes: Bytes of the weights and scales that it stored.
+        remark: How it differs from the format's plain form (another block size), or "".
+    """
+
+    changed: bool
+    weight_bytes: int = 0
+    remark: str = ""
+
+
+class Lowering(Protocol):
+    """A graph rewrite that gives a layer a format."""
+
+    format: Format
+
+    def requires(self, model: ir.Model, layer: Layer) -> Refusal | None:
+        """Return why the layer cannot take the format, or ``None``."""
+
+    def apply(self, model: ir.Model, layer: Layer, clips: Mapping[str, float]) -> Change:
+        """Rewrite the graph in place for the occurrences whose nodes it holds.
+
+        Args:
+            model: The graph, whole or one segment.
+            layer: The layer.
+            clips: Clipping magnitude of each edge tensor, for formats that need a range.
+        """
+
+    def ensures(self, model: ir.Model, layer: Layer) -> str | None:
+        """Return what is wrong with the rewritten graph, or ``None``."""

@@ -1,0 +1,61 @@
+"""The sweep: every cell (layer, format), one record each, as they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from qbench.backends import Backend
+from qbench.records import Layer, SweepRecord, TensorRange
+from qbench.sensitivity.cells import Bench, Reference, measure_cell
+from qbench.sensitivity.replay import Replay
+from qbench.tasks.base import Task
+
+Cell = tuple[str, str]
+
+
+class Sweep:
+    """A sweep that is ready to run: the reference has run and its activations are kept.
+
+    Args:
+        replay: The cut graph.
+        task: The task on the sweep split.
+        backend: Backend whose lowerings are applied.
+        clips: Clipping magnitude of each edge tensor.
+        ranges: What calibration saw.
+        seed: Seed of the resamples.
+    """
+
+    def __init__(
+        self,
+        replay: Replay,
+        task: Task,
+        backend: Backend,
+        clips: Mapping[str, float],
+        ranges: Sequence[TensorRange],
+        seed: int = 0,
+    ) -> None:
+        """Run the reference."""
+        outputs = replay.run_reference()
+        reference = Reference(outputs, task.score(outputs, outputs))
+        by_tensor = {seen.tensor: seen for seen in ranges}
+        self.bench = Bench(replay, task, reference, backend, clips, by_tensor, seed)
+
+    @property
+    def reference(self) -> Reference:
+        """The chained reference's outputs and scores."""
+        return self.bench.reference
+
+    def run(
+        self, layers: Sequence[Layer], formats: Sequence[str], done: Collection[Cell] = ()
+    ) -> Iterator[SweepRecord]:
+        """Yield the record of every cell that is not in ``done``, in the order of the graph."""
+        skip = set(done)
+        for layer in layers:
+            for name in formats:
+                if (layer.name, name) not in skip:
+                    yield measure_cell(self.bench, layer, name)
+
+    def close(self) -> None:
+        """Free the sessions."""
+        self.bench.replay.close()
+
