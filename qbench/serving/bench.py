@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from qbench.errors import ConfigError
+from qbench.errors import ConfigError, MeasurementError
 from qbench.records import BenchRun, RequestLatency, to_dict
 from qbench.serving.batcher import BatchLimits
 from qbench.serving.budget import BudgetChoice, calibrate_budget
@@ -222,8 +222,11 @@ def _run_slice(
     rng = np.random.default_rng((settings.seed, round_index))
     payloads = [workload.requests[i] for i in draw_order(len(workload.requests), rng)]
     work = Work(workload.pad, workload.encode, workload.decode)
-    with _quiet_collector(), ServingLoop(runs, work, limits) as loop:
-        result = drive(loop, payloads, settings.load())
+    try:
+        with _quiet_collector(), ServingLoop(runs, work, limits) as loop:
+            result = drive(loop, payloads, settings.load())
+    except MeasurementError as error:
+        raise MeasurementError(f"engine {name!r}, round {round_index}: {error}") from error
     measured.latencies.extend(latencies(result, name, round_index, measured.origin_s))
     measured.dispatches[name].update(loop.dispatches)
     measured.slices.append(

@@ -1,0 +1,51 @@
+"""What the batcher itself costs; the numbers go into the test report, the bounds are loose."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+from serving_fakes import encode, pad, texts
+
+from qbench.serving.batcher import Batcher, BatchLimits, Dispatch
+from qbench.serving.load import ClosedLoop, drive
+from qbench.serving.loop import ServingLoop
+from qbench.serving.request import Work
+
+
+def test_decisions_cost_microseconds(record_property):
+    batcher = Batcher(BatchLimits(queue=64, lanes=2))
+    lengths = np.random.default_rng(0).integers(16, 256, 4000).tolist()
+    started_s, now_s, served = time.perf_counter(), 0.0, 0
+    running: list[int] = []
+    for length in lengths:
+        now_s += 0.001
+        ticket = batcher.admit(now_s).ticket
+        batcher.ready(ticket, length, now_s)
+        if batcher.queued < 50:
+            continue
+        if len(running) == 2:
+            batcher.complete(running.pop(0), now_s)
+        while isinstance(decision := batcher.decide(now_s), Dispatch):
+            running.append(decision.batch)
+            served += len(decision.tickets)
+    overhead_us = (time.perf_counter() - started_s) / len(lengths) * 1e6
+    record_property("batcher_us_per_request", overhead_us)
+    assert served > 3900
+    assert overhead_us < 1000
+
+
+def test_the_whole_loop_costs_little(record_property):
+    encoded = encode(texts(200, 16, 48))
+    zeros = np.zeros((64, 1), np.float32)
+    with ServingLoop(
+        [lambda feeds: {"y": zeros[: len(feeds["ids"])]}], Work(pad), BatchLimits()
+    ) as loop:
+        result = drive(loop, encoded, ClosedLoop(clients=16, measure_s=0.4, warmup_s=0.1))
+    count = sum(
+        result.measured_from_s <= one.times.answered_s < result.end_s for one in result.served
+    )
+    overhead_us = result.cpu_s / count * 1e6
+    record_property("loop_cpu_us_per_request", overhead_us)
+    print(f"\nloop, load and padding: {overhead_us:.0f} us of CPU a request")
+    assert overhead_us < 5000
