@@ -100,9 +100,7 @@ def _implicit(layer: str, use: Occurrence) -> Implicit | None:
     if use.op in ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"):
         name = f"{layer}.{Quantity.SUM_OF_SQUARES}"
         axis = int(attributes.get("axis", -1))
-        return Implicit(
-            name, source, Quantity.SUM_OF_SQUARES, axis, use.op == "LayerNormalization"
-        )
+        return Implicit(name, source, Quantity.SUM_OF_SQUARES, axis, use.op == "LayerNormalization")
     if use.op == "FastGelu" or (use.op == "Gelu" and attributes.get("approximate") == "tanh"):
         return Implicit(f"{layer}.{Quantity.CUBE}", source, Quantity.CUBE)
     return None

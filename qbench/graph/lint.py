@@ -108,9 +108,7 @@ def _extreme(constant: _Constant) -> Extreme | None:
     if abs(value) <= FP16_MAX:
         return None
     readers = tuple(dict.fromkeys(str(node.name) for node in constant.readers))
-    return Extreme(
-        constant.name, value, extent.min, extent.max, int(constant.tensor.size), readers
-    )
+    return Extreme(constant.name, value, extent.min, extent.max, int(constant.tensor.size), readers)
 
 
 def _extent(tensor: ir.TensorProtocol) -> _Extent:
