@@ -142,6 +142,7 @@ def choose_cuts(
         if live_bytes[i] <= live_bytes[i - 1] and live_bytes[i] <= live_bytes[i + 1]
     ]
     minima = [i for i in minima if live_bytes[i] > 0 and i not in forbidden]
+    minima = [i for i in minima if not _has_twin_after(i, live_bytes, minima)]
     if not minima:
         return []
     by_width = sorted(live_bytes[i] for i in minima)
@@ -157,6 +158,15 @@ def choose_cuts(
             cuts.append(index)
             before = done
     return cuts
+
+
+def _has_twin_after(index: int, live_bytes: Sequence[float], minima: Collection[int]) -> bool:
+    """Whether the next position is a minimum as narrow: the last one of a plateau is taken.
+
+    A normalisation after a sum keeps the width; a cut between the two would split what runtimes
+    fuse.
+    """
+    return index + 1 in minima and live_bytes[index + 1] <= live_bytes[index]
 
 
 def make_segments(model: ir.Model, cuts: Sequence[int]) -> tuple[Segment, ...]:
