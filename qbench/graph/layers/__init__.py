@@ -1,0 +1,8 @@
+"""The layers of a graph: named groups of nodes that take one format each."""
+
+from __future__ import annotations
+
+from qbench.graph.layers.find import find_layers
+from qbench.graph.layers.select import select_layers
+
+__all__ = ["find_layers", "select_layers"]
