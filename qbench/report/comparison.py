@@ -8,7 +8,15 @@ from typing import Any
 
 import pandas as pd
 
-from qbench.records import BenchRun, BenchSummary, EngineReport, Estimate, Judgement, Verdict
+from qbench.records import (
+    BenchRun,
+    BenchSummary,
+    EngineReport,
+    Estimate,
+    Judgement,
+    Plan,
+    Verdict,
+)
 from qbench.report.tables import estimate_columns
 from qbench.report.wording import PLAN, RANDOM, REFERENCE, estimate, listed, megabytes, role_of
 
@@ -67,22 +75,24 @@ def compare_engines(
     judgements: Iterable[Judgement],
     reports: Iterable[EngineReport],
     bench: BenchRun | None,
+    *,
+    built: bool = False,
 ) -> tuple[Comparison, ...]:
     """Join what was measured of each engine: the plan first, then the reference, then the rest.
 
     Of an engine that was judged by several metrics the first judgement counts. Engines that were
-    built and neither judged nor benchmarked are left out.
+    built and neither judged nor benchmarked are left out, unless ``built`` asks for them.
     """
     judged: dict[str, Judgement] = {}
     for judgement in judgements:
         judged.setdefault(judgement.engine, judgement)
-    built = {report.name: report for report in reports}
+    reported = {report.name: report for report in reports}
     served = {summary.engine: summary for summary in (bench.summaries if bench else ())}
-    names = dict.fromkeys([*judged, *served])
+    names = dict.fromkeys([*judged, *served, *(reported if built else ())])
     roles = [PLAN, REFERENCE, "uniform", RANDOM, "front"]
     ordered = sorted(names, key=lambda name: roles.index(role_of(name)))
     return tuple(
-        Comparison(name, judged.get(name), built.get(name), served.get(name)) for name in ordered
+        Comparison(name, judged.get(name), reported.get(name), served.get(name)) for name in ordered
     )
 
 
@@ -112,6 +122,25 @@ def _engine_row(row: Comparison) -> dict[str, Any]:
     if row.bench is not None:
         found |= {k: v for k, v in _bench_row(row.bench).items() if k in ENGINE_COLUMNS}
     return found
+
+
+def judgements_table(judgements: Iterable[Judgement]) -> pd.DataFrame:
+    """Return one row an engine and metric."""
+    rows = [
+        {
+            "engine": item.engine,
+            "split": item.split,
+            "reference_value": item.reference,
+            "value": item.value,
+            **_judgement_columns(item),
+            "flip_rate": item.flip_rate,
+            "cosine": item.cosine,
+            "remark": item.remark,
+        }
+        for item in judgements
+    ]
+    columns = ["engine", "split", *ENGINE_COLUMNS[2:17], "remark"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def _judgement_columns(judgement: Judgement) -> dict[str, Any]:
@@ -152,6 +181,7 @@ def front_table(
     front: Iterable[Mapping[str, Any]],
     judgements: Iterable[Judgement],
     reports: Iterable[EngineReport],
+    plan: Plan | None = None,
 ) -> pd.DataFrame:
     """Return one row for each proposal of the planner and each engine judged on the sweep split.
 
@@ -160,8 +190,12 @@ def front_table(
             estimate), ``bytes``, ``seconds``, ``formats`` and ``chosen`` are shown where present.
         judgements: What the built engines gave on the sweep split.
         reports: What was built.
+        plan: The plan; its own prediction is a row where it is no proposal itself.
     """
-    proposed = {str(row["engine"]): row for row in front}
+    proposed: dict[str, Mapping[str, Any]] = {str(row["engine"]): row for row in front}
+    if plan is not None and plan.predicted:
+        foretold = {"divergence_sum": plan.predicted.get("divergence"), "formats": plan.formats()}
+        proposed.setdefault(PLAN, {**plan.predicted, **foretold})
     judged: dict[str, Judgement] = {}
     for judgement in judgements:
         judged.setdefault(judgement.engine, judgement)
@@ -279,5 +313,7 @@ def _limit_words(other: Comparison) -> str:
     if judgement.verdict is Verdict.FAILED:
         return f" Yet {other.engine} breaks the limit that was asked for."
     if judgement.verdict is Verdict.NOT_RESOLVABLE:
-        return f" It is not resolvable at n = {judgement.n:,} whether {other.engine} keeps the limit."
+        return (
+            f" It is not resolvable at n = {judgement.n:,} whether {other.engine} keeps the limit."
+        )
     return ""

@@ -86,6 +86,25 @@ def panels(charts: Sequence[Any], columns: int) -> Any:
     return alt.concat(*charts, columns=columns, spacing=26)
 
 
+def balanced(charts: Sequence[Any], heights: Sequence[int]) -> Any:
+    """Return panels of unlike heights in two columns of about equal height."""
+    columns: tuple[list[Any], list[Any]] = ([], [])
+    filled = [0, 0]
+    for chart, height in zip(charts, heights, strict=True):
+        shorter = int(filled[1] < filled[0])
+        columns[shorter].append(chart)
+        filled[shorter] += height + 70
+    stacks = [alt.vconcat(*column, spacing=22) for column in columns if column]
+    return alt.hconcat(*stacks, spacing=26)
+
+
+def label_layers(base: Any, **encoding: Any) -> list[Any]:
+    """Return text marks beside points, with a white rim that keeps them readable over lines."""
+    text = {"align": "left", "dx": 8, "dy": -7, "fontSize": 10.5}
+    rim = base.mark_text(**text, stroke="white", strokeWidth=3, strokeJoin="round")
+    return [rim.encode(**encoding), base.mark_text(**text).encode(**encoding)]
+
+
 def scale_for(values: Iterable[str], colours: dict[str, str]) -> alt.Scale:
     """Return the colour scale of the names in ``values``, in the order of ``colours``."""
     present = set(values)

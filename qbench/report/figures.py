@@ -82,8 +82,8 @@ def figures_of(run: RunRecords) -> dict[str, Figure]:
         drawn["front"] = lambda: draw_front(
             front_data(run.front, run.deciding, run.judgements, run.engines, bench)
         )
-    if run.front:
-        table = front_table(run.front, run.deciding, run.engines)
+    if run.front or plan is not None:
+        table = front_table(run.front, run.deciding, run.engines, plan)
         drawn["predicted"] = lambda: draw_predicted(predicted_data(table, run.judgements))
     if bench is not None:
         drawn["stages"] = lambda: draw_stages(bench)

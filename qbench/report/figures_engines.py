@@ -19,6 +19,7 @@ from qbench.report.figure_style import (
     VERMILION,
     empty_figure,
     finished,
+    label_layers,
     panel_title,
     panels,
     scale_for,
@@ -56,9 +57,7 @@ def front_data(
     return pd.concat(filled, ignore_index=True)
 
 
-def _with_cost(
-    frame: pd.DataFrame, split: str, cost: str, values: pd.Series[Any]
-) -> pd.DataFrame:
+def _with_cost(frame: pd.DataFrame, split: str, cost: str, values: pd.Series[Any]) -> pd.DataFrame:
     found = frame.assign(split=split, cost=cost, cost_value=values.astype(float))
     words = {"size": "size", "latency": "latency under load"}[cost]
     found["panel"] = f"{_SPLIT_WORDS[split]}: {words}"
@@ -75,7 +74,14 @@ def draw_front(data: pd.DataFrame) -> Any:
         drop_text=[f"{number(r.drop)} {interval(r.drop_low, r.drop_high)}"
                    for r in data.itertuples()]
     )  # fmt: skip
-    charts = [_front_panel(str(name), g) for name, g in data.groupby("panel", sort=False)]
+    ends = data[["drop_low", "drop_high", "margin"]].astype(float)
+    low, high = min(0.0, ends.min().min()), max(0.0, ends.max().max())
+    domain = [low - 0.05 * (high - low), high + 0.05 * (high - low)]
+    roles = [role for role in ROLE_COLOURS if role in set(data["role"])]
+    charts = [
+        _front_panel(str(name), group, roles, domain)
+        for name, group in data.groupby("panel", sort=False)
+    ]
     metric = data["metric"].iloc[0]
     notes = (
         f"Paired drop of {metric} against the reference with its 95 % interval; below 0 is better "
@@ -85,26 +91,29 @@ def draw_front(data: pd.DataFrame) -> Any:
     return finished(panels(charts, 2), titled(title, *notes))
 
 
-def _front_panel(name: str, group: pd.DataFrame) -> alt.LayerChart:
+def _front_panel(
+    name: str, group: pd.DataFrame, roles: list[str], domain: list[float]
+) -> alt.LayerChart:
     words = {"size": "engine size, MB", "latency": "median latency under load, ms"}
     cost = words[str(group["cost"].iloc[0])]
-    roles = [role for role in ROLE_COLOURS if role in set(group["role"])]
     colour = alt.Color("role:N", title="engine", scale=scale_for(roles, ROLE_COLOURS),
                        legend=alt.Legend(orient="top"))  # fmt: skip
     shape = alt.Shape("role:N", title="engine", legend=alt.Legend(orient="top"),
-                      scale=alt.Scale(domain=roles, range=[ROLE_SHAPES[r] for r in roles]))  # fmt: skip
+                      scale=alt.Scale(domain=roles, range=[ROLE_SHAPES[r] for r in roles])
+                      )  # fmt: skip
     base = alt.Chart(group, width=400, height=300).encode(
-        x=alt.X("cost_value:Q", title=cost, scale=alt.Scale(zero=False, padding=24)),
+        x=alt.X("cost_value:Q", title=cost, scale=alt.Scale(zero=False, padding=36)),
         color=colour,
         tooltip=["engine:N", "role:N", alt.Tooltip("cost_value:Q", title=cost, format=".4g"),
                  alt.Tooltip("drop_text:N", title="drop [95 %]"), "verdict:N", "n:Q"],
     )  # fmt: skip
-    axis = alt.Y("drop_low:Q", title="drop (> 0 is worse)", axis=alt.Axis(format="~g"))
+    axis = alt.Y("drop_low:Q", title="drop (> 0 is worse)", axis=alt.Axis(format="~g"),
+                 scale=alt.Scale(domain=domain, nice=False))  # fmt: skip
     layers: list[Any] = [
         alt.Chart(pd.DataFrame({"y": [0.0]})).mark_rule(color=GREY).encode(y="y:Q"),
         base.mark_rule(strokeWidth=1.5, opacity=0.7).encode(y=axis, y2="drop_high:Q"),
         base.mark_point(filled=True, size=110, opacity=1).encode(y="drop:Q", shape=shape),
-        base.mark_text(align="left", dx=8, dy=-7, fontSize=10.5).encode(y="drop:Q", text="engine:N"),
+        *label_layers(base, y="drop:Q", text="engine:N"),
     ]
     margin = group["margin"].dropna()
     if len(margin):
@@ -160,14 +169,14 @@ def draw_predicted(data: pd.DataFrame) -> Any:
     data = data.assign(**{name: data[name].astype(float).clip(lower=floor) for name in names})
     ends = [floor, float(np.nanmax(values))]
     base = alt.Chart(data, width=430, height=330).encode(
-        color=alt.Color("split:N", title=None,
+        color=alt.Color("split:N", title=None, legend=alt.Legend(orient="top"),
                         scale=alt.Scale(domain=list(_SPLIT_WORDS.values()),
                                         range=["#0072b2", VERMILION])),
-        shape=alt.Shape("split:N", title=None,
-                        scale=alt.Scale(domain=list(_SPLIT_WORDS.values()))),
         tooltip=["engine:N", "split:N", "n:Q",
                  *[alt.Tooltip(f"{n}:Q", format=".3g") for n in names]],
     )  # fmt: skip
+    shape = alt.Shape("split:N", title=None, legend=alt.Legend(orient="top"),
+                      scale=alt.Scale(domain=list(_SPLIT_WORDS.values())))  # fmt: skip
     scale = alt.Scale(type="log", nice=False, domain=[ends[0] * 0.8, ends[1] * 1.25])
     tick = alt.Axis(format=".0e", tickCount=5)
     across, up = "predicted: sum over layers (log)", "measured on the engine (log)"
@@ -182,8 +191,8 @@ def draw_predicted(data: pd.DataFrame) -> Any:
         diagonal.encode(x=alt.X("x:Q", scale=scale), y=alt.Y("y:Q", scale=scale)),
         base.mark_rule(opacity=0.6).encode(x=x, y=low, y2="divergence_high:Q"),
         base.mark_rule(opacity=0.6).encode(x=left, x2="predicted_high:Q", y=y),
-        base.mark_point(filled=True, size=80, opacity=1).encode(x=x, y=y),
-        base.mark_text(align="left", dx=7, dy=-7, fontSize=10.5).encode(x=x, y=y, text="engine:N"),
+        base.mark_point(filled=True, size=80, opacity=1).encode(x=x, y=y, shape=shape),
+        *label_layers(base, x=x, y=y, text="engine:N"),
     )
     note = (
         "On the dashed line the sum of single-layer divergences tells the engine's own. Bars: "

@@ -14,7 +14,6 @@ from qbench.report.figure_style import (
     BLACK,
     BLUE,
     FORMAT_COLOURS,
-    GREEN,
     PURPLE,
     STAGE_COLOURS,
     VERMILION,
@@ -22,14 +21,16 @@ from qbench.report.figure_style import (
     finished,
     titled,
 )
+from qbench.report.wording import PLAN, REFERENCE
 
 #: Points of one engine's curve.
 CURVE_POINTS = 200
 _ENGINE_COLOURS = {
-    **FORMAT_COLOURS, "reference": BLACK, "fp32": BLACK, "plan": VERMILION, "random": GREEN,
+    **FORMAT_COLOURS, "reference": BLACK, "fp32": BLACK, "plan": VERMILION, "random": "#8c5aa8",
     "int8_dynamic": BLUE, "w4a16": PURPLE,
 }  # fmt: skip
-_DASHES = [[1, 0], [7, 3], [2, 2], [8, 2, 2, 2], [4, 4], [1, 3]]
+_SOLID = [1, 0]
+_DASHES = [[7, 3], [2, 2], [8, 2, 2, 2], [4, 4], [12, 3]]
 
 
 def stages_data(bench: BenchRun) -> pd.DataFrame:
@@ -115,7 +116,8 @@ def draw_distribution(bench: BenchRun) -> Any:
     engines = list(dict.fromkeys(data["engine"]))
     spare = [c for c in FORMAT_COLOURS.values() if c not in _ENGINE_COLOURS.values()] or [BLACK]
     colours = [_ENGINE_COLOURS.get(e, spare[i % len(spare)]) for i, e in enumerate(engines)]
-    dashes = [_DASHES[i % len(_DASHES)] for i in range(len(engines))]
+    dashes = [_SOLID if e in (PLAN, REFERENCE) else _DASHES[i % len(_DASHES)]
+              for i, e in enumerate(engines)]  # fmt: skip
     lines = (
         alt.Chart(data, width=560, height=300)
         .mark_line(strokeWidth=2, clip=True)
@@ -144,7 +146,7 @@ def draw_distribution(bench: BenchRun) -> Any:
 def conditions_words(bench: BenchRun) -> str:
     """Return how a benchmark was run, from its conditions, in one line."""
     counts = [summary.requests for summary in bench.summaries]
-    words = [f"{min(counts):,} to {max(counts):,} requests an engine"] if counts else []
+    words = [f"{min(counts):,} requests an engine or more"] if counts else []
     scalars: Mapping[str, Any] = {
         key: value
         for key, value in bench.conditions.items()

@@ -17,10 +17,10 @@ from qbench.report.figure_style import (
     ORANGE,
     SKY,
     VERMILION,
+    balanced,
     empty_figure,
     finished,
     panel_title,
-    panels,
     rows_high,
     scale_for,
     titled,
@@ -28,7 +28,8 @@ from qbench.report.figure_style import (
 from qbench.report.tables import ranges_table
 
 #: Rows of one panel of ranges, at most; the widest ones of a kind are shown.
-PANEL_ROWS = 36
+PANEL_ROWS = 48
+_DECADES = [10.0**power for power in range(-6, 13)]
 
 
 def ranges_data(ranges: Sequence[TensorRange], kinds: Mapping[str, str]) -> pd.DataFrame:
@@ -57,13 +58,15 @@ def draw_ranges(ranges: Sequence[TensorRange], kinds: Mapping[str, str]) -> Any:
         return empty_figure(title, "No range belongs to a layer.")
     order = [kind for kind in KIND_COLOURS if kind in set(data["kind"])]
     rest = sorted(set(data["kind"]) - set(order))
-    charts = [_range_panel(kind, data[data["kind"] == kind]) for kind in order + rest]
+    groups = {kind: data[data["kind"] == kind] for kind in order + rest}
+    charts = [_range_panel(kind, group) for kind, group in groups.items()]
+    heights = [rows_high(min(len(group), PANEL_ROWS), 15) for group in groups.values()]
     notes = (
         "Thin line: smallest to largest element. Bar: magnitudes within the 99.99th percentile; "
         "dark bar: within the 99th.",
         "A long thin line beyond the bar is what makes INT8 coarse: one scale must hold it all.",
     )
-    return finished(panels(charts, 2), titled(title, *notes))
+    return finished(balanced(charts, heights), titled(title, *notes))
 
 
 def _range_panel(kind: str, group: pd.DataFrame) -> alt.LayerChart:
@@ -151,13 +154,20 @@ def draw_outliers(
     axis = alt.X(
         "ratio:Q",
         title="largest magnitude of a channel ÷ median over channels (log)",
-        scale=alt.Scale(type="log", domainMin=1, nice=False),
+        scale=alt.Scale(type="log", domainMin=1, nice=False, padding=8),
         axis=alt.Axis(format="~g", values=_ratio_ticks(float(data["ratio"].max()))),
     )
     first = alt.datum.place == 1
-    rest = base.transform_filter(~first).mark_point(filled=True, size=34, color=SKY, opacity=0.9)
+    rest = base.transform_filter(~first).mark_point(
+        filled=True, size=34, color="#b6bdc4", opacity=1
+    )
     top = base.transform_filter(first).mark_point(filled=True, size=70, opacity=1)
-    kind = alt.Color("kind:N", scale=scale_for(data["kind"], KIND_COLOURS), title="largest channel")
+    kind = alt.Color(
+        "kind:N",
+        scale=scale_for(data["kind"], KIND_COLOURS),
+        title="largest channel, by kind",
+        legend=alt.Legend(orient="top"),
+    )
     chart = alt.layer(rest.encode(x=axis), top.encode(x=axis, color=kind))
     notes = (
         f"The {channels} largest channels of the {len(labels)} tensors that stand out most; 1 is "
@@ -196,7 +206,10 @@ def draw_headroom(
     data = headroom_data(ranges, kinds, tensors)
     if data.empty:
         return empty_figure(title, "No tensor has a finite headroom.")
-    data["label"] = data["layer"].where(data["layer"] != "", "–") + " ← " + data["tensor"]
+    data["label"] = [
+        row.tensor if row.layer in row.tensor else f"{row.layer} ← {row.tensor}"
+        for row in data.itertuples()
+    ]
     columns = ["label", "layer", "tensor", "absmax", "fp16_headroom", "overflows", "what"]
     base = alt.Chart(data[columns], width=420, height=rows_high(len(data))).encode(
         y=alt.Y("label:N", sort=data["label"].tolist(), title=None,
@@ -206,8 +219,8 @@ def draw_headroom(
     )  # fmt: skip
     points = base.mark_point(filled=True, size=70, opacity=1).encode(
         x=alt.X("fp16_headroom:Q", title="65,504 ÷ largest magnitude (log); below 1 it overflows",
-                scale=alt.Scale(type="log"), axis=alt.Axis(format="~s", tickCount=6)),
-        color=alt.Color("what:N", title=None,
+                scale=alt.Scale(type="log"), axis=alt.Axis(format="~g", values=_DECADES)),
+        color=alt.Color("what:N", title=None, legend=alt.Legend(orient="top"),
                         scale=alt.Scale(domain=["tensor", "inside an operator"],
                                         range=[BLUE, ORANGE])),
     )  # fmt: skip
@@ -216,5 +229,5 @@ def draw_headroom(
     )
     chart = alt.layer(rule.encode(x="limit:Q"), points)
     over = int(data["overflows"].sum())
-    note = f"{over} of them overflow." if over else "None overflows on the calibration samples."
+    note = f"{over} would overflow." if over else "None overflows on the calibration samples."
     return finished(chart, titled(title, f"The {len(data)} tensors with least room. {note}"))

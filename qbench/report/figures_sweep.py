@@ -80,7 +80,7 @@ def _panels_of(layers: Sequence[str]) -> tuple[list[str], list[str]]:
     names, labels = [], []
     for name, (block, part) in zip(layers, blocks, strict=True):
         rows, place = len(positions[block]), positions[block][name]
-        title = block or "other layers"
+        title = block or "outside of blocks"
         if rows > PANEL_ROWS:
             title += f" ({place // PANEL_ROWS + 1} of {-(-rows // PANEL_ROWS)})"
         names.append(title)
@@ -96,24 +96,16 @@ def draw_heat_map(records: Sequence[SweepRecord], columns: int = 3) -> Any:
         return empty_figure(title, "No cell of the sweep has a number.")
     data = data[data["status"] != Status.NOT_APPLICABLE]
     formats = format_order(data["format"])
-    colour = alt.Color(
-        "shown:Q",
-        title="divergence a sample",
-        scale=alt.Scale(
-            type="log", scheme="viridis", reverse=True, domain=_log_domain(data["shown"])
-        ),
-        legend=alt.Legend(orient="top", gradientLength=320, format=".0e", tickCount=6),
-    )
     charts = [
-        _heat_panel(name, group, formats, colour)
+        _heat_panel(str(name), group, formats, _log_domain(data["shown"]))
         for name, group in data.groupby("panel", sort=False)
     ]
     ok = data[data["status"] == Status.OK]
     notes = (
         f"Mean divergence from the reference on n = {_count_text(ok['n'])} samples; darker moves "
         "the answers more. Layers in topological order.",
-        f"~ : the interval of the {_metric(ok)} drop holds 0 (not resolvable, noise)   ✕ : invalid"
-        "   ! : failed   · : not offered yet   blank: means nothing there",
+        f"~ the interval of the {_metric(ok)} drop holds 0: not resolvable, noise. × invalid, "
+        "! failed, · not offered yet; blank where the format means nothing.",
     )
     return finished(panels(charts, columns), titled(title, *notes))
 
@@ -134,30 +126,40 @@ def _metric(frame: pd.DataFrame) -> str:
 
 
 def _heat_panel(
-    name: object, group: pd.DataFrame, formats: list[str], colour: alt.Color
+    name: str, group: pd.DataFrame, formats: list[str], domain: list[float]
 ) -> alt.LayerChart:
     labels = list(dict.fromkeys(group["label"]))
     base = alt.Chart(
         group[_HEAT_COLUMNS], width=30 * len(formats), height=rows_high(len(labels))
     ).encode(
         x=alt.X("format:N", sort=formats, title=None, scale=alt.Scale(domain=formats),
-                axis=alt.Axis(orient="top", labelAngle=-40, domain=False, ticks=False)),
+                axis=alt.Axis(orient="top", labelAngle=-50, labelAlign="left", domain=False,
+                              ticks=False)),
         y=alt.Y("label:N", sort=labels, title=None, axis=alt.Axis(domain=False, ticks=False)),
         tooltip=_HEAT_TOOLTIP,
     )  # fmt: skip
-    cells = base.mark_rect(stroke="white", strokeWidth=1, invalid=None).encode(
-        color=alt.condition("datum.status === 'ok'", colour, alt.value("#eceff2"))
-    )
-    middle = float(np.sqrt(np.prod(_log_domain(group["shown"])))) if group["shown"].any() else 1.0
+    ok = "datum.status === 'ok'"
+    cells = base.transform_filter(ok).mark_rect(stroke="white").encode(color=_heat_colour(domain))
+    others = base.transform_filter(f"!({ok})").mark_rect(stroke="white", color="#e4e8ec")
+    middle = float(np.sqrt(domain[0] * domain[1]))
     signs = base.mark_text(fontSize=11, fontWeight="bold").encode(
         text="sign:N",
         color=alt.condition(
-            f"datum.status === 'ok' && datum.shown > {middle:.6g}",
+            f"{ok} && datum.shown > {middle:.6g}",
             alt.value("white"),
             alt.value("#3d444d"),
         ),
     )
-    return alt.layer(cells, signs).properties(title=panel_title(str(name)))
+    return alt.layer(cells, others, signs).properties(title=panel_title(name))
+
+
+def _heat_colour(domain: list[float]) -> alt.Color:
+    return alt.Color(
+        "shown:Q",
+        title="divergence a sample",
+        scale=alt.Scale(type="log", scheme="viridis", reverse=True, domain=domain),
+        legend=alt.Legend(orient="top", gradientLength=320, format=".0e", tickCount=6),
+    )
 
 
 _HEAT_COLUMNS = [
@@ -224,8 +226,8 @@ def _rank_panel(name: str, group: pd.DataFrame, kinds: alt.Scale) -> alt.LayerCh
     axis = alt.X(
         "divergence_low:Q",
         title="divergence a sample (log)",
-        scale=alt.Scale(type="log", nice=False),
-        axis=alt.Axis(format=".0e", tickCount=5),
+        scale=alt.Scale(type="log", nice=False, padding=8),
+        axis=alt.Axis(format=".0e", tickCount=4, labelOverlap="greedy"),
     )
     rules = base.mark_rule(strokeWidth=2).encode(x=axis, x2="divergence_high:Q")
     points = base.mark_point(filled=True, size=55, opacity=1).encode(x="divergence:Q")

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
+
+from qbench.records import Estimate, SweepRecord
+from qbench.report.samples import cells_by_format, divergence_samples
 
 
 def ranks_by_divergence(divergences: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -40,3 +45,18 @@ def rank_intervals(
     low = np.quantile(ranks, tail, axis=0, method="lower").astype(np.int64)
     high = np.quantile(ranks, 1 - tail, axis=0, method="higher").astype(np.int64)
     return low, high
+
+
+def half_agreement(records: Sequence[SweepRecord], seed: int = 0) -> dict[str, Estimate]:
+    """Return how well two halves of the samples agree on the order of layers, by format.
+
+    Formats with fewer than three cells, or whose samples were not kept, are left out.
+    """
+    from qbench.statistics import rank_agreement
+
+    found: dict[str, Estimate] = {}
+    for name, places in cells_by_format(records).items():
+        samples = divergence_samples([records[place] for place in places])
+        if samples is not None and len(places) >= 3 and samples.shape[1] >= 4:
+            found[name] = rank_agreement(samples, seed=seed)
+    return found

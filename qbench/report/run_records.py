@@ -110,9 +110,7 @@ def plan_of(rundir: RunDir, layers: Layers) -> Plan:
     return read_plan(rundir.plan_path, layers, backend_named("ort-cpu"))
 
 
-def in_layer_order(
-    records: tuple[SweepRecord, ...], layers: Layers
-) -> tuple[SweepRecord, ...]:
+def in_layer_order(records: tuple[SweepRecord, ...], layers: Layers) -> tuple[SweepRecord, ...]:
     """Return cells in topological order of their layers; unknown layers come last."""
     order = {layer.name: place for place, layer in enumerate(layers.layers)}
     return tuple(sorted(records, key=lambda record: order.get(record.layer, len(order))))

@@ -12,6 +12,7 @@ import pandas as pd
 from qbench.formats import FORMATS
 from qbench.records import (
     Estimate,
+    Kind,
     Layers,
     Plan,
     Status,
@@ -21,6 +22,7 @@ from qbench.records import (
     to_dict,
 )
 from qbench.report.ranks import rank_intervals, ranks_by_divergence
+from qbench.report.samples import cells_by_format, divergence_samples
 from qbench.report.wording import split_block
 
 #: Columns of each table, in their order; an empty table has them too.
@@ -122,7 +124,7 @@ def sweep_table(records: Sequence[SweepRecord], metric: str | None = None) -> pd
     """
     shown = metric or primary_metric(records)
     frame = _frame((_cell_row(record, shown) for record in records), SWEEP_COLUMNS)
-    for ranked in _by_format(records).values():
+    for ranked in cells_by_format(records).values():
         _write_ranks(frame, records, ranked)
     return frame
 
@@ -152,14 +154,6 @@ def estimate_columns(name: str, value: Estimate | None, unit: str = "") -> dict[
     return dict(zip(keys, numbers, strict=True))
 
 
-def _by_format(records: Sequence[SweepRecord]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for index, record in enumerate(records):
-        if record.status is Status.OK and record.divergence is not None:
-            found.setdefault(record.format, []).append(index)
-    return found
-
-
 def _write_ranks(
     frame: pd.DataFrame, records: Sequence[SweepRecord], ranked: Sequence[int]
 ) -> None:
@@ -174,18 +168,6 @@ def _mean_divergence(record: SweepRecord) -> float:
     return record.divergence.value if record.divergence is not None else np.nan
 
 
-def divergence_samples(records: Sequence[SweepRecord]) -> np.ndarray | None:
-    """Return the divergences by cell and sample, shape [cells, n].
-
-    ``None`` where a record did not keep them, or records differ in their samples.
-    """
-    rows = [record.samples.get("divergence", ()) for record in records]
-    lengths = {len(row) for row in rows}
-    if len(lengths) != 1 or 0 in lengths:
-        return None
-    return np.asarray(rows, dtype=np.float64)
-
-
 def measured_formats(records: Iterable[SweepRecord]) -> list[str]:
     """Return the formats that have at least one ``ok`` cell, in the order of ``FORMATS``."""
     ok = {record.format for record in records if record.status is Status.OK}
@@ -195,8 +177,8 @@ def measured_formats(records: Iterable[SweepRecord]) -> list[str]:
 def ranking_format(records: Iterable[SweepRecord]) -> str | None:
     """Return the format by which layers are ranked unless another is asked for.
 
-    It is the format of quantized weights and activations with most ``ok`` cells (the first of ``FORMATS`` among equals), or
-    the same among all formats where there is no such cell.
+    It is the format of quantized weights and activations with most ``ok`` cells (the first of
+    ``FORMATS`` among equals), or the same among all formats where there is no such cell.
     """
     counts: dict[str, int] = {}
     for record in records:
@@ -254,7 +236,8 @@ def plan_counts(plan: Plan) -> pd.DataFrame:
     frame = plan_table(plan)
     counts = pd.crosstab(frame["kind"], frame["format"])
     ordered = [name for name in FORMATS if name in counts.columns]
-    return counts[ordered].reset_index().rename_axis(columns=None)
+    kinds = [str(kind) for kind in Kind if kind in counts.index]
+    return counts.loc[kinds, ordered].reset_index().rename_axis(columns=None)
 
 
 def _frame(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> pd.DataFrame:

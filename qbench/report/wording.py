@@ -29,7 +29,7 @@ VERDICT_MEANING = {
 #: The sign that a heat map writes into a cell which has no number.
 STATUS_SIGN = {
     Status.OK: "",
-    Status.INVALID: "✕",
+    Status.INVALID: "×",
     Status.FAILED: "!",
     Status.NOT_APPLICABLE: "",
     Status.NOT_YET: "·",
@@ -57,10 +57,10 @@ def estimate(value: Estimate | None, digits: int = 3) -> str:
     """Return ``value [low, high]``, or a dash where there is none."""
     if value is None:
         return "–"
-    return f"{number(value.value, digits)} {interval(value.low, value.high, digits)}"
+    return f"{number(value.value, digits)} {interval(value.low, value.high)}"
 
 
-def interval(low: float, high: float, digits: int = 3) -> str:
+def interval(low: float, high: float, digits: int = 2) -> str:
     """Return ``[low, high]``; an end that cannot be written is a dash."""
     return f"[{number(low, digits)}, {number(high, digits)}]"
 

@@ -57,7 +57,10 @@ _PARTS = (
 
 def made_layers(blocks: int = 2) -> Layers:
     """Return layers like a small BERT's, one of them with an odd name."""
-    named = [("embeddings.word_embeddings", Kind.EMBEDDING), ("embeddings.LayerNorm", Kind.LAYERNORM)]
+    named = [
+        ("embeddings.word_embeddings", Kind.EMBEDDING),
+        ("embeddings.LayerNorm", Kind.LAYERNORM),
+    ]
     for block in range(blocks):
         named += [(f"encoder.layer.{block}.{part}", kind) for part, kind in _PARTS]
     named.append((ODD_NAME, Kind.LINEAR))

@@ -1,0 +1,94 @@
+"""What a run ends with on the console: rich renderables, which only the command line prints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from qbench.report.comparison import compare_engines, dominance_words
+from qbench.report.presentation import (
+    Shown,
+    agreement_words,
+    shown_engines,
+    shown_plan_counts,
+    shown_sensitive,
+)
+from qbench.report.ranks import half_agreement
+from qbench.report.run_records import RunRecords
+from qbench.report.verdicts import VERDICT_TONE, verdict_of, verdict_words
+
+if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
+    from rich.table import Table
+
+_TONE_STYLE = {"good": "bold green", "bad": "bold red", "open": "bold yellow"}
+
+
+def run_summary(run: RunRecords, top: int = 10) -> Group:
+    """Return the end of a run: sensitive layers, formats, engines, verdict, and where it loses.
+
+    Parts that the run has no records for are left out.
+    """
+    from rich.console import Group
+    from rich.padding import Padding
+
+    parts = [*_layer_parts(run, top), *_engine_parts(run), *_verdict_parts(run)]
+    return Group(*(Padding(part, (0, 0, 1, 0)) for part in parts))
+
+
+def rich_table(shown: Shown) -> Table:
+    """Return a table for the console."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        title=Text(shown.caption), title_justify="left", title_style="", box=box.SIMPLE_HEAD,
+        pad_edge=False, padding=(0, 1),
+    )  # fmt: skip
+    for column in shown.columns:
+        table.add_column(
+            Text(column.heading),
+            justify="right" if column.right else "left",
+            overflow="fold",
+        )
+    for index, row in enumerate(shown.rows):
+        style = "bold" if index in shown.marked else ""
+        table.add_row(*(Text(cell) for cell in row), style=style)
+    return table
+
+
+def _layer_parts(run: RunRecords, top: int) -> list[RenderableType]:
+    from rich.text import Text
+
+    parts: list[RenderableType] = []
+    if run.sweep:
+        parts.append(rich_table(shown_sensitive(run.sweep, top=top)))
+        if words := agreement_words(half_agreement(run.sweep)):
+            parts.append(Text(words))
+    if run.plan is not None:
+        parts.append(rich_table(shown_plan_counts(run.plan)))
+    return parts
+
+
+def _engine_parts(run: RunRecords) -> list[RenderableType]:
+    from rich.text import Text
+
+    rows = compare_engines(run.judgements, run.engines, run.bench)
+    if not rows:
+        return []
+    words = dominance_words(rows)
+    parts: list[RenderableType] = [rich_table(shown_engines(rows))]
+    if words:
+        parts.append(Text("\n".join(f"• {sentence}" for sentence in words)))
+    return parts
+
+
+def _verdict_parts(run: RunRecords) -> list[RenderableType]:
+    from rich.text import Text
+
+    verdict = verdict_of(run)
+    if verdict is None:
+        return []
+    head = Text(verdict.replace("_", " "), style=_TONE_STYLE[VERDICT_TONE[verdict]])
+    body = Text("\n".join(verdict_words(run)))
+    return [Text("Verdict: ").append_text(head).append("\n").append_text(body)]
