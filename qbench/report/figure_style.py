@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import altair as alt
 import pandas as pd
 
 from qbench.formats import FORMATS
+from qbench.report.wording import interval, number
 
 #: Okabe and Ito's palette, which people with any colour vision can tell apart.
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE, GREY = (
@@ -119,6 +121,15 @@ def format_order(names: Iterable[str]) -> list[str]:
     """Return format names in the order of ``FORMATS``; unknown ones follow."""
     present = set(names)
     return [n for n in FORMATS if n in present] + sorted(present - set(FORMATS))
+
+
+def interval_texts(frame: pd.DataFrame, name: str) -> list[str]:
+    """Return the column ``name`` with its interval as text, a dash where it is missing."""
+    columns = [frame[key].astype(float).tolist() for key in (name, f"{name}_low", f"{name}_high")]
+    return [
+        "–" if math.isnan(value) else f"{number(value)} {interval(low, high)}"
+        for value, low, high in zip(*columns, strict=True)
+    ]
 
 
 def empty_figure(title: str, reason: str) -> Any:

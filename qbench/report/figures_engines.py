@@ -19,13 +19,14 @@ from qbench.report.figure_style import (
     VERMILION,
     empty_figure,
     finished,
+    interval_texts,
     label_layers,
     panel_title,
     panels,
     scale_for,
     titled,
 )
-from qbench.report.wording import interval, number, split_block
+from qbench.report.wording import split_block
 
 _SPLIT_WORDS = {"sweep": "sweep split (decided)", "verification": "verification split (held out)"}
 FRONT_DATA_COLUMNS = (
@@ -70,10 +71,7 @@ def draw_front(data: pd.DataFrame) -> Any:
     title = "The measured front: what accuracy costs"
     if data.empty:
         return empty_figure(title, "No engine was judged.")
-    data = data.assign(
-        drop_text=[f"{number(r.drop)} {interval(r.drop_low, r.drop_high)}"
-                   for r in data.itertuples()]
-    )  # fmt: skip
+    data = data.assign(drop_text=interval_texts(data, "drop"))
     ends = data[["drop_low", "drop_high", "margin"]].astype(float)
     low, high = min(0.0, ends.min().min()), max(0.0, ends.max().max())
     domain = [low - 0.05 * (high - low), high + 0.05 * (high - low)]
@@ -91,9 +89,7 @@ def draw_front(data: pd.DataFrame) -> Any:
     return finished(panels(charts, 2), titled(title, *notes))
 
 
-def _front_panel(
-    name: str, group: pd.DataFrame, roles: list[str], domain: list[float]
-) -> alt.LayerChart:
+def _front_panel(name: str, group: pd.DataFrame, roles: list[str], domain: list[float]) -> Any:
     words = {"size": "engine size, MB", "latency": "median latency under load, ms"}
     cost = words[str(group["cost"].iloc[0])]
     colour = alt.Color("role:N", title="engine", scale=scale_for(roles, ROLE_COLOURS),
@@ -241,7 +237,7 @@ def draw_plan_formats(plan: Plan) -> Any:
     return finished(panels(charts, 2), heading)
 
 
-def _plan_grid(data: pd.DataFrame, formats: alt.Scale) -> alt.Chart:
+def _plan_grid(data: pd.DataFrame, formats: alt.Scale) -> Any:
     blocks, parts = list(dict.fromkeys(data["block"])), list(dict.fromkeys(data["part"]))
     prefix = _shared_prefix(blocks)
     return (

@@ -69,7 +69,7 @@ def draw_ranges(ranges: Sequence[TensorRange], kinds: Mapping[str, str]) -> Any:
     return finished(balanced(charts, heights), titled(title, *notes))
 
 
-def _range_panel(kind: str, group: pd.DataFrame) -> alt.LayerChart:
+def _range_panel(kind: str, group: pd.DataFrame) -> Any:
     shown = group
     name = kind or "no layer"
     if len(group) > PANEL_ROWS:
@@ -206,9 +206,9 @@ def draw_headroom(
     data = headroom_data(ranges, kinds, tensors)
     if data.empty:
         return empty_figure(title, "No tensor has a finite headroom.")
+    pairs = zip(data["layer"].astype(str), data["tensor"].astype(str), strict=True)
     data["label"] = [
-        row.tensor if row.layer in row.tensor else f"{row.layer} ← {row.tensor}"
-        for row in data.itertuples()
+        tensor if layer in tensor else f"{layer} ← {tensor}" for layer, tensor in pairs
     ]
     columns = ["label", "layer", "tensor", "absmax", "fp16_headroom", "overflows", "what"]
     base = alt.Chart(data[columns], width=420, height=rows_high(len(data))).encode(

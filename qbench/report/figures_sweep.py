@@ -15,6 +15,7 @@ from qbench.report.figure_style import (
     empty_figure,
     finished,
     format_order,
+    interval_texts,
     panel_title,
     panels,
     rows_high,
@@ -22,7 +23,7 @@ from qbench.report.figure_style import (
     titled,
 )
 from qbench.report.tables import measured_formats, sweep_table
-from qbench.report.wording import STATUS_SIGN, interval, number, split_block
+from qbench.report.wording import STATUS_SIGN, split_block
 
 #: Layers of one panel of the heat map, at most.
 PANEL_ROWS = 40
@@ -44,9 +45,12 @@ def heat_map_data(records: Sequence[SweepRecord]) -> pd.DataFrame:
     positive = divergence[divergence > 0]
     floor = positive.min() if len(positive) else 1e-12
     frame["shown"] = divergence.clip(lower=floor)
-    frame["sign"] = [_sign(row.status, row.resolvable) for row in frame.itertuples()]
-    frame["divergence_text"] = _texts(frame, "divergence")
-    frame["drop_text"] = _texts(frame, "drop")
+    frame["sign"] = [
+        _sign(status, resolvable)
+        for status, resolvable in zip(frame["status"], frame["resolvable"], strict=True)
+    ]
+    frame["divergence_text"] = interval_texts(frame, "divergence")
+    frame["drop_text"] = interval_texts(frame, "drop")
     frame["resolved_text"] = frame["resolvable"].map(_resolved_words)
     return frame
 
@@ -61,14 +65,6 @@ def _resolved_words(resolvable: bool | None) -> str:
     if resolvable is None:
         return "no drop measured"
     return "beyond noise" if resolvable else "not resolvable: the interval holds 0"
-
-
-def _texts(frame: pd.DataFrame, name: str) -> list[str]:
-    columns = (frame[name], frame[f"{name}_low"], frame[f"{name}_high"])
-    return [
-        "–" if value is None or np.isnan(value) else f"{number(value)} {interval(low, high)}"
-        for value, low, high in zip(*columns, strict=True)
-    ]
 
 
 def _panels_of(layers: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -125,9 +121,7 @@ def _metric(frame: pd.DataFrame) -> str:
     return names[0] if names else "metric"
 
 
-def _heat_panel(
-    name: str, group: pd.DataFrame, formats: list[str], domain: list[float]
-) -> alt.LayerChart:
+def _heat_panel(name: str, group: pd.DataFrame, formats: list[str], domain: list[float]) -> Any:
     labels = list(dict.fromkeys(group["label"]))
     base = alt.Chart(
         group[_HEAT_COLUMNS], width=30 * len(formats), height=rows_high(len(labels))
@@ -201,9 +195,7 @@ def draw_ranking(records: Sequence[SweepRecord], top: int = 15) -> Any:
     floor = float(data.loc[data["divergence"] > 0, "divergence"].min()) / 10
     for name in ("divergence", "divergence_low", "divergence_high"):
         data[name] = data[name].clip(lower=floor if np.isfinite(floor) else 1e-12)
-    data["rank_text"] = [
-        f"{number(row.rank)} {interval(row.rank_low, row.rank_high)}" for row in data.itertuples()
-    ]
+    data["rank_text"] = interval_texts(data, "rank")
     kinds = scale_for(data["kind"], KIND_COLOURS)
     charts = [_rank_panel(str(n), g, kinds) for n, g in data.groupby("format", sort=False)]
     notes = (
@@ -214,7 +206,7 @@ def draw_ranking(records: Sequence[SweepRecord], top: int = 15) -> Any:
     return finished(panels(charts, 2), titled(title, *notes))
 
 
-def _rank_panel(name: str, group: pd.DataFrame, kinds: alt.Scale) -> alt.LayerChart:
+def _rank_panel(name: str, group: pd.DataFrame, kinds: alt.Scale) -> Any:
     columns = ["layer", "kind", "divergence", "divergence_low", "divergence_high", "rank_text",
                "n"]  # fmt: skip
     base = alt.Chart(group[columns], width=270, height=rows_high(len(group))).encode(

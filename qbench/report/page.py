@@ -37,6 +37,8 @@ _POLICY = (
     "img-src data: blob:"
 )
 
+_EXPORTS = "window.vegaEmbed = vegaEmbed;"
+
 
 def write_report(run: RunRecords, path: Path) -> Path:
     """Write the page of a run and return its path.
@@ -95,7 +97,7 @@ def _bundle() -> str:
     """Return Vega, Vega-Lite and Vega-Embed as one script."""
     import vl_convert
 
-    code: str = vl_convert.javascript_bundle(vl_version=vegalite_version())
+    code: str = vl_convert.javascript_bundle(_EXPORTS, vl_version=vegalite_version())
     return code.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
