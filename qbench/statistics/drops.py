@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -259,10 +259,14 @@ def _bca(
     return bca_ends(sign * (old - new), value, influence, level)
 
 
-def _reference_replicates(statistic: object, payload: Floats, seed: int, resamples: int) -> Floats:
+def _reference_replicates(
+    statistic: Statistic, payload: Floats, seed: int, resamples: int
+) -> Floats:
     """Return the reference's replicates, kept from one cell to the next."""
-    if not isinstance(statistic, Hashable):
-        return replicate(cast(Statistic, statistic), payload, seed, resamples)
+    try:
+        hash(statistic)
+    except TypeError:
+        return replicate(statistic, payload, seed, resamples)
     return _kept_replicates(statistic, payload.tobytes(), payload.shape, seed, resamples)
 
 
@@ -296,9 +300,9 @@ def bca_ends(
 
 @lru_cache(maxsize=4)
 def _kept_replicates(
-    statistic: Hashable, content: bytes, shape: tuple[int, ...], seed: int, resamples: int
+    statistic: Statistic, content: bytes, shape: tuple[int, ...], seed: int, resamples: int
 ) -> Floats:
     payload = np.frombuffer(content, dtype=np.float64).reshape(shape)
-    kept = replicate(cast(Statistic, statistic), payload, seed, resamples)
+    kept = replicate(statistic, payload, seed, resamples)
     kept.setflags(write=False)
     return kept

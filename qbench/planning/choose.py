@@ -1,0 +1,147 @@
+"""Which measured proposal becomes the plan, and what is said where none does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from qbench.planning.solve import Objective, Proposal
+from qbench.records import Judgement, Verdict
+from qbench.statistics import describe, non_inferior, samples_needed
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What an engine was measured to cost.
+
+    Attributes:
+        bytes: Size of the engine's file and its external data.
+        seconds: Time of the same work for each engine compared (a batch, or all batches).
+    """
+
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A proposal that was built and measured.
+
+    Attributes:
+        proposal: What was asked for.
+        judgement: What its engine gave on the split that decides.
+        cost: What its engine costs.
+    """
+
+    proposal: Proposal
+    judgement: Judgement
+    cost: Cost
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What came of the front.
+
+    Attributes:
+        verdict: ``verified`` (there is a plan: non-inferior, and faster or smaller), ``no_gain``,
+            ``not_resolvable`` or ``budget_unreachable``.
+        candidate: The plan, or the nearest to one, which a reader wants to see.
+        words: The reason in a sentence or two.
+    """
+
+    verdict: Verdict
+    candidate: Candidate | None
+    words: str
+
+
+def choose(
+    candidates: Sequence[Candidate],
+    reference: Cost,
+    *,
+    margin: float,
+    objective: Objective = "latency",
+) -> Choice:
+    """Return the cheapest candidate whose measured drop is non-inferior at ``margin``.
+
+    Cheap is what was measured on the engines, not what was predicted. Of equally cheap ones the
+    one with less of the other cost is taken, then the one with the smaller drop.
+
+    Args:
+        candidates: Proposals that were built and judged.
+        reference: Cost of the reference engine, measured the same way.
+        margin: Largest drop allowed, in the metric's unit.
+        objective: ``latency`` or ``bytes``.
+    """
+    if not candidates:
+        return Choice(
+            Verdict.NO_GAIN, None, "no format that was measured is cheaper than the reference"
+        )
+    ranked = sorted(candidates, key=lambda c: (*_costs(c.cost, objective), c.judgement.drop.value))
+    verdicts = [non_inferior(c.judgement.drop, margin) for c in ranked]
+    accepted = [c for c, v in zip(ranked, verdicts, strict=True) if v is Verdict.VERIFIED]
+    if not accepted:
+        open_ones = [c for c, v in zip(ranked, verdicts, strict=True) if v is not Verdict.FAILED]
+        return _none_accepted(ranked, open_ones, margin)
+    gaining = [c for c in accepted if _gains(c.cost, reference)]
+    if not gaining:
+        best = accepted[0]
+        return Choice(
+            Verdict.NO_GAIN,
+            best,
+            f"{best.judgement.engine} keeps the accuracy but is neither faster nor smaller than "
+            f"the reference: {_against(best.cost, reference)}",
+        )
+    best = gaining[0]
+    passed_over = ranked.index(best)
+    words = (
+        f"{best.judgement.engine} is the cheapest of {len(candidates)} measured whose drop stays "
+        f"within {margin:.4g}: {_against(best.cost, reference)}"
+    )
+    if passed_over:
+        words += f"; {passed_over} cheaper did not show it at n = {best.judgement.n:,}"
+    if objective == "latency" and best.cost.seconds >= reference.seconds:
+        words += "; it is smaller, not faster: keep the reference if latency is all that counts"
+    return Choice(Verdict.VERIFIED, best, words)
+
+
+def _none_accepted(
+    ranked: Sequence[Candidate], unresolved: Sequence[Candidate], margin: float
+) -> Choice:
+    if unresolved:
+        best = min(
+            unresolved, key=lambda c: samples_needed(c.judgement.drop, margin) or float("inf")
+        )
+        return Choice(
+            Verdict.NOT_RESOLVABLE,
+            best,
+            f"no drop was shown to stay within {margin:.4g}; nearest, {best.judgement.engine}: "
+            f"{describe(best.judgement.drop, margin)}",
+        )
+    best = min(ranked, key=lambda c: c.judgement.drop.value)
+    drop = best.judgement.drop
+    return Choice(
+        Verdict.BUDGET_UNREACHABLE,
+        best,
+        f"each of the {len(ranked)} measured drops by more than {margin:.4g}; the least, "
+        f"{best.judgement.engine}: {drop.value:.4g} [{drop.low:.4g}, {drop.high:.4g}]; "
+        "allow a larger max_drop, or let the sweep try more formats",
+    )
+
+
+def _costs(cost: Cost, objective: Objective) -> tuple[float, float]:
+    pair = (cost.seconds, float(cost.bytes))
+    return pair if objective == "latency" else (pair[1], pair[0])
+
+
+def _gains(cost: Cost, reference: Cost) -> bool:
+    return cost.seconds < reference.seconds or cost.bytes < reference.bytes
+
+
+def _against(cost: Cost, reference: Cost) -> str:
+    """Return a cost beside the reference's, in words."""
+    parts = []
+    if cost.seconds > 0 and reference.seconds > 0:
+        parts.append(f"{reference.seconds / cost.seconds:.2f}x as fast")
+    if reference.bytes > 0:
+        parts.append(f"{cost.bytes / reference.bytes:.0%} of its size")
+    return ", ".join(parts)

@@ -1,0 +1,207 @@
+"""What each layer may become, and what it costs there: divergence, bytes, seconds, all measured."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from qbench.backends import Backend
+from qbench.errors import InputError
+from qbench.records import Estimate, Kind, Layer, Layers, Status, SweepRecord
+from qbench.statistics import bootstrap_sum, median_interval
+
+#: What layers share one latency: kind, weight shape, format.
+CostKey = tuple[Kind, tuple[int, ...], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A format that a layer may take.
+
+    Attributes:
+        format: Name of the format.
+        divergence: Mean divergence of the cell (layer, format), ≥ 0.
+        bytes: Bytes of the layer's weights and scales in it.
+        seconds: Change of a batch's time against the high precision (below zero is faster).
+    """
+
+    format: str
+    divergence: float
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class CellCost:
+    """What one (layer, format) costs.
+
+    Attributes:
+        layer: Name of the layer.
+        format: Name of the format.
+        bytes: Bytes of its weights and scales.
+        seconds: Change of a batch's time against the high precision, pooled over like layers.
+        latency_ms: The pooled latency change with its interval, milliseconds; its ``n`` is the
+            number of layers pooled.
+    """
+
+    layer: str
+    format: str
+    bytes: int
+    seconds: float
+    latency_ms: Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class NotOffered:
+    """A (layer, format) that no plan will use, and why."""
+
+    layer: str
+    format: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a planner may choose from.
+
+    Attributes:
+        options: Options of every layer in topological order; the high precision comes first, with
+            divergence 0.
+        not_offered: Measured cells and missing measurements that were left out.
+        ties: Layers whose weight is one storage, by the storage's name: they take one format.
+        high_precision: Name of the format that layers keep.
+    """
+
+    options: Mapping[str, tuple[Option, ...]]
+    not_offered: tuple[NotOffered, ...]
+    ties: Mapping[str, tuple[str, ...]]
+    high_precision: str
+
+    def option(self, layer: str, format_name: str) -> Option | None:
+        """Return the option of a layer with that format, if it was offered."""
+        return next((o for o in self.options[layer] if o.format == format_name), None)
+
+
+def pool_latency(records: Sequence[SweepRecord], layers: Layers) -> dict[CostKey, Estimate]:
+    """Return the latency change (ms a batch) of each (kind, weight shape, format).
+
+    Layers of one kind and shape do the same work, so their measured changes are pooled: the
+    median with its order-statistic interval. Only cells that ended ``ok`` and were timed count.
+    """
+    shapes = {layer.name: layer.weight_shape for layer in layers.layers}
+    pools: dict[CostKey, list[float]] = defaultdict(list)
+    for record in records:
+        timed = record.latency_delta_ms
+        usable = record.status is Status.OK and timed is not None and np.isfinite(timed.value)
+        if usable and timed is not None and record.layer in shapes:
+            pools[record.kind, shapes[record.layer], record.format].append(timed.value)
+    return {key: median_interval(values) for key, values in pools.items()}
+
+
+def cell_costs(records: Sequence[SweepRecord], layers: Layers) -> list[CellCost]:
+    """Return bytes and pooled seconds of each cell that ended ``ok`` and has a latency."""
+    pooled = pool_latency(records, layers)
+    shapes = {layer.name: layer.weight_shape for layer in layers.layers}
+    costs = []
+    for record in records:
+        key = record.kind, shapes.get(record.layer, ()), record.format
+        if record.status is Status.OK and key in pooled:
+            latency = pooled[key]
+            costs.append(
+                CellCost(
+                    record.layer, record.format, record.weight_bytes, latency.value / 1e3, latency
+                )
+            )
+    return costs
+
+
+def ties_of(layers: Layers) -> dict[str, tuple[str, ...]]:
+    """Return the layers that share one weight storage, by the storage's name."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for layer in layers.layers:
+        if layer.tie:
+            groups[layer.tie].append(layer.name)
+    return {tie: tuple(names) for tie, names in groups.items() if len(names) > 1}
+
+
+def make_offer(records: Sequence[SweepRecord], layers: Layers, backend: Backend) -> Offer:
+    """Return what each layer may become, from the cells of a sweep.
+
+    The high precision is offered always. Another format is offered where its cell ended ``ok`` on
+    this backend and both its divergence and a latency of its (kind, weight shape) were measured:
+    there are no constants to fall back on.
+
+    Raises:
+        InputError: If a record is of a layer that the model does not have.
+    """
+    names = layers.by_name()
+    strangers = sorted({record.layer for record in records} - names.keys())
+    if strangers:
+        raise InputError(
+            f"the sweep has {len(strangers)} layers that this model does not have, "
+            f"{strangers[0]!r} first: sweep this model, or plan the one that was swept"
+        )
+    costs = {(cost.layer, cost.format): cost for cost in cell_costs(records, layers)}
+    cells: dict[str, dict[str, SweepRecord]] = {name: {} for name in names}
+    for record in records:
+        cells[record.layer][record.format] = record
+    options: dict[str, tuple[Option, ...]] = {}
+    refused: list[NotOffered] = []
+    for name, layer in names.items():
+        offered = [_kept(layer, cells[name].get(backend.high_precision), backend)]
+        for form, record in cells[name].items():
+            if form == backend.high_precision:
+                continue
+            cost = costs.get((name, form))
+            reason = _why_not(record, cost, backend)
+            if reason or cost is None or record.divergence is None:
+                refused.append(NotOffered(name, form, reason))
+                continue
+            divergence = max(0.0, record.divergence.value)
+            offered.append(Option(form, divergence, cost.bytes, cost.seconds))
+        options[name] = tuple(offered)
+    return Offer(options, tuple(refused), ties_of(layers), backend.high_precision)
+
+
+def sum_divergence(
+    formats: Mapping[str, str], records: Sequence[SweepRecord], *, seed: int = 0
+) -> Estimate | None:
+    """Return the summed divergence of a choice of formats, with a bootstrap over shared samples.
+
+    Args:
+        formats: Format of each layer.
+        records: The sweep, with per-sample divergences.
+        seed: Seed of the resamples.
+
+    Returns:
+        The sum, or ``None`` where cells were measured on different samples or kept none.
+    """
+    chosen = [
+        record.samples.get("divergence", ())
+        for record in records
+        if formats.get(record.layer) == record.format and record.divergence is not None
+    ]
+    if not chosen or len({len(samples) for samples in chosen}) != 1 or not chosen[0]:
+        return None
+    return bootstrap_sum(np.array(chosen), seed=seed)
+
+
+def _kept(layer: Layer, record: SweepRecord | None, backend: Backend) -> Option:
+    stored = record.weight_bytes if record and record.status is Status.OK else layer.weight_bytes
+    return Option(backend.high_precision, 0.0, stored, 0.0)
+
+
+def _why_not(record: SweepRecord, cost: CellCost | None, backend: Backend) -> str:
+    """Return why a cell is no option, or ""."""
+    if record.backend != backend.name:
+        return f"it was measured for {record.backend}, and the plan is for {backend.name}"
+    if record.status is not Status.OK:
+        return f"its cell is {record.status}: {record.reason or 'no reason was recorded'}"
+    if record.divergence is None or not np.isfinite(record.divergence.value):
+        return "its divergence was not measured"
+    if cost is None:
+        return f"no latency was measured for {record.format} on {record.kind} of this shape"
+    return ""
