@@ -97,7 +97,7 @@ def _builder(node: ir.Node, new: list[ir.Node]) -> Build:
         return value
 
     def build(op: str, *inputs: ir.Value | float | tuple[int, ...], **attributes: Any) -> ir.Value:
-        name = f"{node.name}/{op}_{next(number)}"
+        name = f"{node.name}_{op}_{next(number)}"
         values: list[ir.Value] = []
         for index, item in enumerate(inputs):
             if isinstance(item, ir.Value):

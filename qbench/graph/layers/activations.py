@@ -14,16 +14,13 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from qbench.graph.layers.found import Claims, Found, Scalar, edges_into, plain_attributes
-from qbench.graph.layers.view import CASTS, View
+from qbench.graph.layers.operators import ACTIVATIONS, CASTS
+from qbench.graph.layers.view import View
 from qbench.records import Kind
 
 #: Exponents of (x, inner function) → coefficient.
 Polynomial = dict[tuple[int, int], float]
 
-_OPERATORS = frozenset(
-    "Gelu Relu Tanh Sigmoid Silu Swish Elu LeakyRelu PRelu Selu Celu HardSigmoid HardSwish "
-    "Softplus Softsign Mish ThresholdedRelu FastGelu BiasGelu QuickGelu".split()
-)
 _TOLERANCE = 2e-3
 _DEPTH = 8
 
@@ -68,7 +65,7 @@ def find_activations(view: View, claims: Claims) -> None:
 def _is_operator(view: View, node: ir.Node) -> bool:
     if node.op_type == "Clip" and len(node.inputs) == 3:
         return [view.number(value) for value in node.inputs[1:]] == [0.0, 6.0]
-    return node.op_type in _OPERATORS and view.is_float(node.outputs[0])
+    return node.op_type in ACTIVATIONS and view.is_float(node.outputs[0])
 
 
 def _operator(view: View, node: ir.Node) -> Found:
@@ -177,9 +174,7 @@ def _expand(
     if node is None:
         return None
     unary = node.op_type in CASTS or node.op_type == "Neg"
-    parts = [
-        _expand(view, read, variables, depth + 1) for read in node.inputs[: 1 if unary else 2]
-    ]
+    parts = [_expand(view, read, variables, depth + 1) for read in node.inputs[: 1 if unary else 2]]
     known = [part for part in parts if part is not None]
     if len(known) < len(parts):
         return None

@@ -7,24 +7,20 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from qbench.graph.layers.found import Claims, Found, Scalar, plain_attributes
-from qbench.graph.layers.view import CASTS, View, swaps_last_axes
-from qbench.graph.layers.weights import MATMULS
+from qbench.graph.layers.operators import (
+    ATTENTIONS,
+    CASTS,
+    MATMULS,
+    TO_CONTEXT,
+    TO_SCORES,
+    VIEWS,
+)
+from qbench.graph.layers.view import View, swaps_last_axes
 from qbench.records import Kind
 
-#: Operators that compute a whole attention; input indices of K and V.
-FUSED = {
-    "Attention": (1, 2),
-    "MultiHeadAttention": (1, 2),
-    "GroupQueryAttention": (1, 2),
-    "PackedMultiHeadAttention": (1, 2),
-    "DecoderMaskedMultiHeadAttention": (1, 2),
-}
 SCALE = "scale of attention scores"
 MASK = "addition of the attention mask or position bias"
 _PRODUCTS = MATMULS | {"Einsum"}
-_VIEWS = CASTS | {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten"}
-_BACK = _VIEWS | set("Add Sub Mul Div Where Clip Min Max Tanh Concat".split())
-_AHEAD = _VIEWS | set("Where Mul Slice".split())
 
 
 @dataclass
@@ -52,7 +48,7 @@ def find_attention(view: View, claims: Claims) -> None:
             _explain(view, claims, products, passed)
             _claim_context(view, claims, softmax)
     for node in view.nodes:
-        if node.op_type in FUSED:
+        if node.op_type in ATTENTIONS:
             _claim_fused(view, claims, node)
 
 
@@ -82,7 +78,7 @@ def _scores(view: View, claims: Claims, softmax: Found) -> tuple[list[ir.Node], 
             continue
         if _activations(view, node):
             products.append(node)
-        elif node.op_type in _BACK:
+        elif node.op_type in TO_SCORES:
             passed.append(node)
             reads = node.inputs[1:] if node.op_type == "Where" else node.inputs
             queue += [read for read in reads if not view.static(read)]
@@ -109,9 +105,7 @@ def _claim_scores(view: View, claims: Claims, node: ir.Node) -> None:
     _claim_kv(view, claims, _Read(node, 1), "k", node)
 
 
-def _explain(
-    view: View, claims: Claims, products: list[ir.Node], passed: list[ir.Node]
-) -> None:
+def _explain(view: View, claims: Claims, products: list[ir.Node], passed: list[ir.Node]) -> None:
     """Say of the nodes between scores and softmax why they are in no layer."""
     below = 0
     for product in products:
@@ -121,7 +115,7 @@ def _explain(
             continue
         if node.op_type in ("Mul", "Div"):
             claims.say([node], SCALE)
-        elif node.op_type not in _VIEWS | {"Concat"}:
+        elif node.op_type not in VIEWS | {"Concat"}:
             claims.say([node], MASK)
 
 
@@ -137,7 +131,7 @@ def _claim_context(view: View, claims: Claims, softmax: Found) -> None:
                 continue
             if _activations(view, user) and index < 2:
                 _add_context(view, claims, user, index)
-            elif user.op_type in _AHEAD:
+            elif user.op_type in TO_CONTEXT:
                 if user.op_type in ("Where", "Mul"):
                     claims.say([user], "mask of attention probabilities")
                 queue += [*user.outputs]
@@ -204,9 +198,11 @@ def _step_back(view: View, node: ir.Node) -> _Read | None:
 
 
 def _is_scalar(value: ir.Value | None) -> bool:
-    return value is not None and (value.shape is None or value.shape.rank() == 0 or (
-        value.shape.is_static() and all(size == 1 for size in value.shape.numpy())
-    ))
+    return value is not None and (
+        value.shape is None
+        or value.shape.rank() == 0
+        or (value.shape.is_static() and all(size == 1 for size in value.shape.numpy()))
+    )
 
 
 def _before_repetition(view: View, node: ir.Node) -> _Read | None:
@@ -230,8 +226,11 @@ def _adds_axis(node: ir.Node) -> bool:
     """Whether a Reshape only puts in an axis of size one."""
     before = None if node.inputs[0] is None else node.inputs[0].shape
     after = node.outputs[0].shape
-    return before is not None and after is not None and len(after) == len(before) + 1 and (
-        1 in list(after)
+    return (
+        before is not None
+        and after is not None
+        and len(after) == len(before) + 1
+        and (1 in list(after))
     )
 
 
@@ -242,6 +241,6 @@ def _claim_fused(view: View, claims: Claims, node: ir.Node) -> None:
     )
     if node.op_type == "Attention" and node.domain:
         return
-    for role, index in zip("kv", FUSED[node.op_type], strict=True):
+    for role, index in (("k", 1), ("v", 2)):
         if index < len(node.inputs) and node.inputs[index] is not None:
             _claim_kv(view, claims, _Read(node, index), role, node)

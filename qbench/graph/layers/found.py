@@ -107,10 +107,7 @@ def name_of(thing: ir.Node | ir.Value | None) -> str:
 def edges_into(nodes: Iterable[ir.Node], value: ir.Value) -> tuple[tuple[ir.Node, int], ...]:
     """Return every (node, input index) among ``nodes`` that reads ``value``."""
     return tuple(
-        (node, index)
-        for node in nodes
-        for index, read in enumerate(node.inputs)
-        if read is value
+        (node, index) for node in nodes for index, read in enumerate(node.inputs) if read is value
     )
 
 

@@ -37,9 +37,7 @@ class Owners:
     def __init__(self, view: View, claims: Claims) -> None:
         """Index the linears and convolutions."""
         self._view = view
-        self._by_position = {
-            view.position[layer.anchor]: layer for layer in claims.of(*_SOURCES)
-        }
+        self._by_position = {view.position[layer.anchor]: layer for layer in claims.of(*_SOURCES)}
         self._mask = view.mask(layer.anchor for layer in self._by_position.values())
 
     def before(self, value: ir.Value | None) -> Found | None:
@@ -87,9 +85,7 @@ def _weight_key(use: Found) -> Hashable:
     return use.kind, use.op, storage_of(use.weight), settings
 
 
-def _join_followers(
-    view: View, claims: Claims, uses: Sequence[Found], union: _Union
-) -> None:
+def _join_followers(view: View, claims: Claims, uses: Sequence[Found], union: _Union) -> None:
     owners = Owners(view, claims)
     shared = {root for root, members in union.groups() if len(members) > 1}
     ordinals: dict[Hashable, int] = defaultdict(int)

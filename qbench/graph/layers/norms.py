@@ -7,14 +7,9 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from qbench.graph.layers.found import Claims, Found, edges_into, plain_attributes
+from qbench.graph.layers.operators import NORMS, SKIP_NORMS
 from qbench.graph.layers.view import Origin, View, behind_casts
 from qbench.records import Kind
-
-_OPERATORS = frozenset(
-    "LayerNormalization RMSNormalization SimplifiedLayerNormalization GroupNormalization "
-    "InstanceNormalization GroupNorm SkipGroupNorm".split()
-)
-_SKIP_OPERATORS = frozenset({"SkipLayerNormalization", "SkipSimplifiedLayerNormalization"})
 
 
 @dataclass
@@ -35,7 +30,7 @@ class _Match:
 def find_norms(view: View, claims: Claims) -> None:
     """Claim every normalisation of the graph."""
     for node in view.nodes:
-        if node.op_type in _OPERATORS | _SKIP_OPERATORS:
+        if node.op_type in NORMS | SKIP_NORMS:
             claims.add(_operator(view, node))
         elif node.op_type in ("Sqrt", "Pow") and not node.domain:
             match = _decomposed(view, node)
@@ -44,8 +39,8 @@ def find_norms(view: View, claims: Claims) -> None:
 
 
 def _operator(view: View, node: ir.Node) -> Found:
-    data = 2 if node.op_type in _SKIP_OPERATORS else 1
-    first = 1 if node.op_type not in _SKIP_OPERATORS else 2
+    data = 2 if node.op_type in SKIP_NORMS else 1
+    first = 1 if node.op_type not in SKIP_NORMS else 2
     weight, bias = (
         view.origin(node.inputs[index]) if index < len(node.inputs) else None
         for index in (first, first + 1)
@@ -209,7 +204,8 @@ def _centred(view: View, value: ir.Value) -> tuple[ir.Value, list[ir.Node]] | No
     reduce = view.producer(mean, "ReduceMean")
     if reduce is None or reduce.inputs[0] is None:
         return None
-    x, more = node.inputs[0], []
+    x = node.inputs[0]
+    more: list[ir.Node] = []
     if reduce.inputs[0] is not x:
         base, more = behind_casts(reduce.inputs[0])
         if base is not x:
@@ -240,9 +236,7 @@ def _scaled(view: View, match: _Match, scale: ir.Value, inverse: bool) -> bool:
 def _inverts(view: View, node: ir.Node, value: ir.Value) -> bool:
     if node.op_type == "Reciprocal":
         return True
-    return (
-        node.op_type == "Div" and node.inputs[1] is value and view.number(node.inputs[0]) == 1.0
-    )
+    return node.op_type == "Div" and node.inputs[1] is value and view.number(node.inputs[0]) == 1.0
 
 
 def _past_casts(view: View, match: _Match, value: ir.Value) -> ir.Value:

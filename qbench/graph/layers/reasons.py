@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from qbench.graph.layers.attention import MASK, SCALE
-from qbench.graph.layers.found import Claims, Found, name_of
-from qbench.graph.layers.view import CASTS, View
-from qbench.graph.layers.weights import QUANTIZED
+from qbench.graph.layers.attention import MASK
+from qbench.graph.layers.found import Claims, name_of
+from qbench.graph.layers.operators import (
+    ARITHMETIC,
+    LENGTHS,
+    MOVES,
+    POOLS,
+    QUANTIZED,
+)
+from qbench.graph.layers.residuals import PARALLEL
+from qbench.graph.layers.view import View
+from qbench.graph.layers.weights import ALREADY
 from qbench.records import Kind, Unlayered
 
-_MOVES = frozenset(
-    "Reshape Transpose Squeeze Unsqueeze Flatten Identity Expand Tile Slice Split Concat Gather "
-    "GatherElements GatherND ScatterND ScatterElements Pad DepthToSpace SpaceToDepth Dropout "
-    "Compress ReverseSequence".split()
-)
-_QUANTIZED = frozenset(
-    "QuantizeLinear DequantizeLinear DynamicQuantizeLinear MatMulInteger ConvInteger QLinearMatMul "
-    "QLinearConv MatMulNBits MatMulBnb4 MatMulIntegerToFloat DynamicQuantizeMatMul QAttention "
-    "QLinearAdd QLinearMul QGemm QOrderedMatMul GatherBlockQuantized".split()
-)
-_POOLS = frozenset(
-    "GlobalAveragePool GlobalMaxPool GlobalLpPool AveragePool MaxPool LpPool MaxRoiPool".split()
-)
-_NORMS = frozenset({"ReduceL2", "ReduceL1", "LpNormalization", "ReduceSumSquare"})
-_ARITHMETIC = frozenset("Add Sub Mul Div Neg Pow Sqrt Exp Log Min Max Clip Abs Reciprocal".split())
 #: Inputs that are a shape, axes, or places to cut: input index at and after which they stand.
 _SHAPE_INPUTS = {
     "Reshape": 1, "Expand": 1, "Tile": 1, "Slice": 1, "Range": 0, "ConstantOfShape": 0, "Pad": 1,
@@ -71,11 +63,16 @@ class _Scene:
         self._view = view
         self._claims = claims
         self._layered = view.mask(node for use in claims.found for node in use.nodes)
-        self._uses: dict[ir.Node, set[str]] = defaultdict(set)
+        self._turned = self._rotary_cone()
+        self._uses: dict[ir.Node, set[str]] = {}
         for node in reversed(view.nodes):
             self._uses[node] = self._purposes(node)
-        self._turned = self._rotary_cone()
-        self._tail = [node for node in view.nodes if self._is_tail(node)]
+        self._tail_reductions = [
+            node
+            for node in view.nodes
+            if (node.op_type.startswith("Reduce") or node.op_type in LENGTHS)
+            and self._is_tail(node)
+        ]
 
     def _purposes(self, node: ir.Node) -> set[str]:
         """Return what the results of an unlayered node are used for."""
@@ -95,7 +92,7 @@ class _Scene:
             return (_INDEX,) if owner.kind is Kind.EMBEDDING else ("data",)
         if self._claims.reasons.get(user) == MASK:
             return (_MASK_WORK,)
-        if user.op_type in ("Cos", "Sin"):
+        if user in self._turned:
             return (_ROTARY,)
         return self._uses.get(user, ())
 
@@ -120,25 +117,24 @@ class _Scene:
                 yield parent
 
     def _is_tail(self, node: ir.Node) -> bool:
-        """Whether layers lie before a node and none after it."""
-        index = self._view.position[node]
-        return bool(self._view.ancestors[index] & self._layered) and not bool(
-            self._view.descendants[index] & self._layered
-        )
+        """Whether no layer lies after a node."""
+        return not self._view.descendants[self._view.position[node]] & self._layered
 
     def reason(self, node: ir.Node) -> str:
         """Return why a node is in no layer."""
         said = self._claims.reasons.get(node)
+        if said == PARALLEL and node in self._turned:
+            return _ROTARY
         return said or self._by_operator(node) or self._by_purpose(node) or self._by_place(node)
 
     def _by_operator(self, node: ir.Node) -> str:
-        if node.op_type in _QUANTIZED or self._view.dtype(node.outputs[0]) in (
+        if node.op_type in QUANTIZED or self._view.dtype(node.outputs[0]) in (
             ir.DataType.INT8,
             ir.DataType.UINT8,
             ir.DataType.INT4,
             ir.DataType.UINT4,
         ):
-            return QUANTIZED
+            return ALREADY
         if any(attr.type is ir.AttributeType.GRAPH for attr in node.attributes.values()):
             return "control flow: its body is not analysed"
         if node.op_identifier() in self._view.model.functions:
@@ -154,52 +150,37 @@ class _Scene:
         if _MASK_WORK in uses and not after_layer:
             return _MASK_WORK
         if node in self._turned or _ROTARY in uses:
-            return _MOVE if node.op_type in _MOVES and after_layer else _ROTARY
-        if self._view.static(node.outputs[0]):
-            return _SHAPE if uses == {_SHAPE} else "constant: depends on shapes alone"
+            return _MOVE if node.op_type in MOVES and after_layer else _ROTARY
         if not is_float:
             for purpose in (_INDEX, _SHAPE, _MASK_WORK):
                 if purpose in uses:
                     return purpose
-        return "" if is_float else "not a float tensor"
+        if self._view.static(node.outputs[0]):
+            return _constant_reason(self._view, node)
+        return ""
 
     def _by_place(self, node: ir.Node) -> str:
-        if node.op_type in _POOLS:
+        if node.op_type in POOLS:
             return "pooling"
-        if node in self._tail or self._only_feeds_tail(node):
-            reason = self._of_tail(node)
-            if reason:
-                return reason
-        if node.op_type in CASTS and node.op_type.startswith("Cast"):
+        if self._is_tail(node) and (reason := self._of_tail(node)):
+            return reason
+        if not self._view.is_float(node.outputs[0]):
+            return "not a float tensor"
+        if node.op_type in ("Cast", "CastLike"):
             return "cast"
-        if node.op_type in _MOVES:
-            return _MOVE
-        return self._of_arithmetic(node)
-
-    def _only_feeds_tail(self, node: ir.Node) -> bool:
-        return not self._view.descendants[self._view.position[node]] & self._layered
+        return _MOVE if node.op_type in MOVES else self._of_arithmetic(node)
 
     def _of_tail(self, node: ir.Node) -> str:
         """Tell pooling from normalisation of the output by the reductions around a node."""
         index = self._view.position[node]
-        near = [
-            other
-            for other in self._view.nodes
-            if self._only_feeds_tail(other)
-            and (other.op_type.startswith("Reduce") or other.op_type in _NORMS)
-        ]
-        mask = self._view.ancestors[index]
-        before = [other for other in near if mask >> self._view.position[other] & 1]
-        if any(other.op_type in _NORMS for other in before) or (
-            node.op_type in ("Sqrt", "Pow") and near
-        ):
+        upstream, downstream = self._view.ancestors[index], self._view.descendants[index]
+        before = [n for n in self._tail_reductions if upstream >> self._view.position[n] & 1]
+        after = [n for n in self._tail_reductions if downstream >> self._view.position[n] & 1]
+        if any(other.op_type in LENGTHS for other in before):
             return "output normalisation"
-        if node.op_type in _MOVES and not before:
+        if node.op_type in MOVES and not before and self._view.is_float(node.outputs[0]):
             return ""
-        after = self._view.descendants[index]
-        if before or any(after >> self._view.position[other] & 1 for other in near):
-            return "pooling"
-        return ""
+        return "pooling" if before or after else ""
 
     def _of_arithmetic(self, node: ir.Node) -> str:
         op = node.op_type
@@ -214,9 +195,12 @@ class _Scene:
             return "product of two branches"
         if op.startswith("Reduce"):
             return "reduction outside any pattern"
-        if op in _ARITHMETIC:
+        if op in ARITHMETIC:
             return f"{op}: arithmetic outside any pattern"
         return f"{op}: no layer kind covers it"
 
 
-__all__ = ["MASK", "SCALE", "Found", "explain"]
+def _constant_reason(view: View, node: ir.Node) -> str:
+    if view.origin(node.outputs[0]) is not None:
+        return "constant: a weight is rearranged or cast before it is read"
+    return "constant: depends on weights and shapes alone"

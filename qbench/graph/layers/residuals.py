@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from qbench.graph.layers.attention import FUSED
 from qbench.graph.layers.found import Claims, Found
-from qbench.graph.layers.view import CASTS, View
+from qbench.graph.layers.operators import ATTENTIONS, SAME_STREAM
+from qbench.graph.layers.view import View
 from qbench.records import Kind
 
 _PATH = (
@@ -19,7 +19,8 @@ _PATH = (
     Kind.ATTENTION_SCORES,
     Kind.ATTENTION_CONTEXT,
 )
-_VIEWS = CASTS | set("Reshape Transpose Squeeze Unsqueeze Flatten Expand Slice Pad".split())
+EMBEDDED = "sum of embeddings"
+PARALLEL = "sum of parallel branches"
 #: Branches beside one another that one residual stream may take in.
 _BRANCHES = 3
 
@@ -27,7 +28,7 @@ _BRANCHES = 3
 def find_residuals(view: View, claims: Claims) -> None:
     """Claim every residual addition; call it last."""
     working = view.mask(node for layer in claims.of(*_PATH) for node in layer.nodes)
-    working |= view.mask(node for node in view.nodes if node.op_type in FUSED)
+    working |= view.mask(node for node in view.nodes if node.op_type in ATTENTIONS)
     for node in view.nodes:
         if node.op_type not in ("Add", "Sum") or node.domain:
             continue
@@ -93,7 +94,7 @@ def _summands(view: View, claims: Claims, value: ir.Value) -> list[ir.Value]:
 
 
 def _seen_through(view: View, node: ir.Node) -> list[ir.Value]:
-    if node.op_type in _VIEWS and node.inputs[0] is not None:
+    if node.op_type in SAME_STREAM and node.inputs[0] is not None:
         return [node.inputs[0]]
     if node.op_type in ("Mul", "Div"):
         moving = [read for read in node.inputs if read is not None and not view.static(read)]
@@ -103,18 +104,18 @@ def _seen_through(view: View, node: ir.Node) -> list[ir.Value]:
 
 def _why_not(view: View, claims: Claims, reads: Sequence[ir.Value], working: int) -> str:
     if all(_is_embedded(view, claims, value) for value in reads):
-        return "sum of embeddings"
+        return EMBEDDED
     if all(_upstream(view, value) & working for value in reads):
-        return "sum of parallel branches"
+        return PARALLEL
     return ""
 
 
 def _is_embedded(view: View, claims: Claims, value: ir.Value) -> bool:
     """Whether a value is an embedding, a sum of them, or a view of either."""
     node = value.producer()
-    while node is not None and node.op_type in _VIEWS and node.inputs[0] is not None:
+    while node is not None and node.op_type in SAME_STREAM and node.inputs[0] is not None:
         node = node.inputs[0].producer()
     owner = claims.owner(node)
     if owner is not None:
         return owner.kind is Kind.EMBEDDING
-    return node is not None and claims.reasons.get(node) == "sum of embeddings"
+    return node is not None and claims.reasons.get(node) == EMBEDDED

@@ -49,10 +49,7 @@ def _matches(layer: Layer, pattern: str) -> bool:
 
 def _miss(layers: Layers, pattern: str, what: str) -> str:
     words = dict.fromkeys(
-        word
-        for layer in layers.layers
-        for word in (layer.name, layer.module, *layer.nodes)
-        if word
+        word for layer in layers.layers for word in (layer.name, layer.module, *layer.nodes) if word
     )
     kinds = sorted({str(layer.kind) for layer in layers.layers})
     bare = re.sub(r"[*?\[\]]+", "", pattern).strip(".")

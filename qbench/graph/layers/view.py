@@ -1,4 +1,4 @@
-"""A graph prepared for pattern matching: who reads what, what is constant, what descends from what."""
+"""A graph prepared for pattern matching: readers, constants, ancestors, descendants."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from qbench.graph.layers.operators import (
+    CASTS,
+    GIVES_BOOL,
+    GIVES_INT,
+    QUANTIZERS,
+    RANDOM,
+    VIEWS,
+)
+
 #: Constants of at least this many elements are never read by value.
 SMALL = 4096
 
 FLOATS = frozenset(
     {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
 )
-CASTS = frozenset({"Cast", "CastLike", "Identity", "Dropout"})
-_TO_BOOL = frozenset(
-    "And Or Not Xor Equal Less LessOrEqual Greater GreaterOrEqual IsNaN IsInf".split()
-)
-_TO_INT = frozenset("Shape Size NonZero ArgMax ArgMin TopK Unique".split())
-_RANDOM = frozenset("RandomNormal RandomUniform RandomNormalLike RandomUniformLike".split())
 _DTYPE_INPUT = {"Where": 1, "CastLike": 1, "OneHot": 2, "DequantizeLinear": 1}
-_QUANTIZERS = frozenset({"DequantizeLinear", "QuantizeLinear"})
-_TO_WEIGHT = CASTS | _QUANTIZERS | {"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten"}
+_TO_WEIGHT = VIEWS | QUANTIZERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class Origin:
     @property
     def quantized(self) -> bool:
         """Whether the operand is the result of a quantizer, or is no float at all."""
-        return bool(_QUANTIZERS & set(self.ops))
+        return bool(QUANTIZERS & set(self.ops))
 
     @property
     def is_float(self) -> bool:
@@ -86,7 +88,7 @@ class View:
     def _index(self, node: ir.Node) -> None:
         read = [value for value in node.inputs if value is not None]
         static = node.op_type in ("Shape", "Size") or all(self.static(value) for value in read)
-        random = node.op_type in _RANDOM or any(
+        random = node.op_type in RANDOM or any(
             attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
             for attr in node.attributes.values()
         )
@@ -99,9 +101,9 @@ class View:
         op = node.op_type
         if op == "Cast":
             return ir.DataType(node.attributes.get_int("to", 1))
-        if op in _TO_BOOL:
+        if op in GIVES_BOOL:
             return ir.DataType.BOOL
-        if op in _TO_INT:
+        if op in GIVES_INT:
             return ir.DataType.INT64
         if op == "QuantizeLinear":
             return ir.DataType.INT8
@@ -252,15 +254,13 @@ class View:
         return mask
 
 
-def _shape_after(
-    tensor: ir.TensorProtocol, nodes: Iterable[ir.Node]
-) -> tuple[int, ...] | None:
+def _shape_after(tensor: ir.TensorProtocol, nodes: Iterable[ir.Node]) -> tuple[int, ...] | None:
     shape = tuple(int(size) for size in tensor.shape.numpy())
     for node in reversed(tuple(nodes)):
         if node.op_type == "Transpose":
             perm = node.attributes.get_ints("perm") or range(len(shape))[::-1]
             shape = tuple(shape[axis] for axis in perm)
-        elif node.op_type not in CASTS | _QUANTIZERS:
+        elif node.op_type not in CASTS | QUANTIZERS:
             known = node.outputs[0].shape
             if known is None or not known.is_static():
                 return None

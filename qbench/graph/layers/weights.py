@@ -5,16 +5,11 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from qbench.graph.layers.found import Claims, Found, Scalar, plain_attributes
+from qbench.graph.layers.operators import CONVS, MATMULS, TABLE_STEPS
 from qbench.graph.layers.view import Origin, View
 from qbench.records import Kind
 
-MATMULS = frozenset({"MatMul", "FusedMatMul"})
-_CONVS = frozenset({"Conv", "ConvTranspose", "FusedConv"})
-_TABLE_STEPS = frozenset(
-    "Reshape Transpose Squeeze Unsqueeze Flatten Identity Cast Slice Split Concat Expand".split()
-)
-
-QUANTIZED = "already quantized"
+ALREADY = "already quantized"
 
 
 def find_weighted(view: View, claims: Claims) -> None:
@@ -24,7 +19,7 @@ def find_weighted(view: View, claims: Claims) -> None:
             layer = _matmul(view, claims, node)
         elif node.op_type == "Gemm":
             layer = _gemm(view, claims, node)
-        elif node.op_type in _CONVS:
+        elif node.op_type in CONVS:
             layer = _conv(view, claims, node)
         elif node.op_type == "Gather":
             layer = _gather(view, claims, node)
@@ -88,7 +83,7 @@ def _passage(origin: Origin) -> dict[str, Scalar]:
 
 def _refusal(view: View, node: ir.Node, origin: Origin) -> str:
     if origin.quantized:
-        return QUANTIZED
+        return ALREADY
     if not origin.is_float or not view.is_float(node.outputs[0]):
         return "not a float tensor"
     return ""
@@ -194,7 +189,7 @@ def _gather(view: View, claims: Claims, node: ir.Node) -> Found | None:
     if origin is None or not (origin.is_float or origin.quantized):
         return None
     if origin.quantized:
-        claims.say([node], QUANTIZED)
+        claims.say([node], ALREADY)
         return None
     indices = view.constant(node.inputs[1])
     if indices is not None and indices.size < 2:
@@ -224,7 +219,7 @@ def _turns(view: View, node: ir.Node) -> bool:
     while queue:
         value = queue.pop()
         for user, index in view.users(value):
-            if user.op_type in _TABLE_STEPS and not user.domain:
+            if user.op_type in TABLE_STEPS and not user.domain:
                 queue += [*user.outputs]
             elif user.op_type == "Mul" and not view.static(user.inputs[1 - index]):
                 products += 1
