@@ -36,9 +36,9 @@ if TYPE_CHECKING:
         load_model,
         make_plan,
         run,
+        start,
         sweep,
         verify,
-        write_report,
     )
     from qbench.records import (
         BenchRun,
@@ -55,15 +55,18 @@ if TYPE_CHECKING:
         TensorRange,
         Verdict,
     )
+    from qbench.report.page import write_report
     from qbench.report.run_view import open_run
     from qbench.rundir import RunDir
 
 __version__ = "0.1.0"
 
 __all__ = [
-    # The path, in order
+    # A model and its layers
     "load_model",
     "find_layers",
+    # The path, in order: each verb takes the workbench that ``start`` gives
+    "start",
     "calibrate",
     "sweep",
     "make_plan",
@@ -104,9 +107,10 @@ __all__ = [
     "MeasurementError",
 ]
 
-_PIPELINE = "load_model find_layers calibrate sweep make_plan build_engine verify bench"
+_PIPELINE = "load_model find_layers start calibrate sweep make_plan build_engine verify bench"
 _MODULES = {
-    "qbench.pipeline": f"{_PIPELINE} write_report run",
+    "qbench.pipeline": f"{_PIPELINE} run",
+    "qbench.report.page": "write_report",
     "qbench.report.run_view": "open_run",
     "qbench.rundir": "RunDir",
     "qbench.config": "Config load_config",

@@ -5,7 +5,6 @@ Every error names the key, what it got, what is allowed, and near misses of a mi
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from qbench.backends import backend_named
 from qbench.errors import ConfigError, unknown_name
 from qbench.formats import format_named
+from qbench.provenance import usable_cores
 from qbench.validation import explain
 from qbench.yamlfile import read_yaml
 
@@ -204,7 +204,7 @@ class RunConfig(_Section):
     @property
     def thread_count(self) -> int:
         """Threads of a session: ``threads``, or the cores that this process may use."""
-        return self.threads or len(os.sched_getaffinity(0))
+        return self.threads or usable_cores()
 
 
 class Config(_Section):

@@ -35,6 +35,15 @@ COMMANDS = {
 }
 EXIT_INTERRUPTED = 130
 EXIT_DEFECT = 70
+_FILE_ERRORS = (
+    errno.EACCES,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
+)
 _CHATTY = ("datasets", "huggingface_hub", "onnx_ir", "onnxscript", "torch", "transformers")
 
 
@@ -90,14 +99,25 @@ def explain(error: Exception) -> tuple[str, int]:
         return error.format_message(), 2
     if isinstance(error, QbenchError):
         return str(error), error.exit_code
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        where = f" ({error.filename})" if error.filename else ""
-        return f"the disk is full{where}; make room and run the same command again", 2
+    if isinstance(error, MemoryError):
+        return "not enough memory; a lower sweep.max_tokens or run.threads needs less", 2
+    if isinstance(error, OSError) and (told := _explain_system(error)):
+        return told, 2
     return (
         f"defect in qbench: {type(error).__name__}: {error}; please report it with what "
         "`qbench --debug …` prints",
         EXIT_DEFECT,
     )
+
+
+def _explain_system(error: OSError) -> str:
+    """Return a message where the file system is the cause, else an empty string."""
+    where = f" ({error.filename})" if error.filename else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk is full{where}; make room and run the same command again"
+    if error.filename and error.errno in _FILE_ERRORS:
+        return f"{error.strerror}: {error.filename}"
+    return ""
 
 
 def _explain_usage(error: click.UsageError) -> str:

@@ -78,6 +78,8 @@ def test_no_command_at_all_shows_the_help(capsys: pytest.CaptureFixture[str]) ->
         (RunDirError("made for another model"), 2, "made for another model"),
         (MeasurementError("the runtime refused"), 1, "the runtime refused"),
         (OSError(errno.ENOSPC, "No space", "results/x"), 2, "the disk is full (results/x)"),
+        (PermissionError(errno.EACCES, "Permission denied", "r/x"), 2, "Permission denied: r/x"),
+        (MemoryError(), 2, "not enough memory"),
         (KeyboardInterrupt(), 130, "continue with the same command"),
         (ZeroDivisionError("division"), 70, "defect in qbench: ZeroDivisionError: division"),
     ],
