@@ -27,9 +27,8 @@ Counts = npt.NDArray[np.int64]
 
 _DROPPED_BITS = 16
 _INFINITY_BIN = 0x7F80  # float32 infinity, shifted; NaNs lie above
-_BINS = 0x8000
-_MOMENT_CHUNK = 1 << 16  # elements; three float64 arrays of it fit a core's cache
-_HISTOGRAM_CHUNK = 1 << 20
+_MAGNITUDE = 0x7FFF  # all bits of a bin; the one above is the sign
+_CHUNK = 1 << 16  # elements; two float64 arrays of it fit a core's cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,8 +243,8 @@ def merge_moments(first: Moments, second: Moments) -> Moments:
 
 def _moments(flat: Floats) -> Moments:
     total = Moments()
-    for start in range(0, flat.size, _MOMENT_CHUNK):
-        chunk = flat[start : start + _MOMENT_CHUNK].astype(np.float64)
+    for start in range(0, flat.size, _CHUNK):
+        chunk = flat[start : start + _CHUNK].astype(np.float64)
         mean = float(chunk.mean())
         chunk -= mean
         squared = chunk * chunk
@@ -261,17 +260,18 @@ def _moments(flat: Floats) -> Moments:
 
 
 def _histogram(flat: npt.NDArray[np.float32]) -> Counts:
-    dense = np.zeros(_BINS, np.int64)
-    for start in range(0, flat.size, _HISTOGRAM_CHUNK):
-        bins = flat[start : start + _HISTOGRAM_CHUNK].view(np.uint32) >> _DROPPED_BITS
-        bins &= _BINS - 1
+    total = np.zeros(0, np.int64)
+    for start in range(0, flat.size, _CHUNK):
+        bins = flat[start : start + _CHUNK].view(np.uint32) >> _DROPPED_BITS
+        bins &= _MAGNITUDE
         counts = np.bincount(bins)
-        dense[: counts.size] += counts
-    return _sparse(dense)
+        small, total = sorted((counts, total), key=len)
+        total[: small.size] += small
+    return _sparse(total)
 
 
 def _sparse(dense: Counts) -> Counts:
-    bins = np.flatnonzero(dense)
+    bins = np.flatnonzero(dense != 0)  # truth values take numpy's fast way
     return np.stack([bins, dense[bins]])
 
 

@@ -28,7 +28,7 @@ class Target:
         source: The tensor that is tapped.
         layer: The layer whose edge it is; else the layer that computes it.
         implicit: How it is computed from the tensor, where it is not the tensor itself.
-        scores: Whether it enters a softmax; what a mask filled in there is then no value.
+        scores: Whether a softmax reads or computes it; what a mask filled in is then no value.
     """
 
     name: str
@@ -59,7 +59,10 @@ def targets_of(model: ir.Model, layers: Layers) -> tuple[Target, ...]:
         for edge in layer.edges:
             owners.setdefault(edge.tensor, layer.name)
     scores = {
-        edge.tensor for layer in layers.layers if layer.kind is Kind.SOFTMAX for edge in layer.edges
+        tensor
+        for layer in layers.layers
+        if layer.kind is Kind.SOFTMAX
+        for tensor in tensors_of(layer, nodes)
     }
     found: dict[tuple[str, str], Target] = {}
     for layer in layers.layers:

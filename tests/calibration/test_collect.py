@@ -11,8 +11,10 @@ import pytest
 
 from qbench.calibration import Calibration, calibrate
 from qbench.errors import DataError, MeasurementError, ModelError
+from qbench.graph.intermediates import implicit_of, nodes_by_name, tensors_of
+from qbench.graph.layers import find_layers
 from qbench.records import Edge, Kind, Layer, Layers, Occurrence
-from qbench.testing.graphs import Sketch, tiny_convnet, tiny_decoder, tiny_encoder
+from qbench.testing.graphs import Sketch, decompose, tiny_convnet, tiny_decoder, tiny_encoder
 
 MOVES = {"Reshape", "Transpose", "Gather", "Shape", "Slice", "Unsqueeze", "Cast", "Squeeze"}
 
@@ -124,6 +126,31 @@ def test_every_edge_and_output_has_a_range_in_order() -> None:
     assert set(found.histograms) == {r.tensor for r in found.ranges}
     for r in found.ranges:
         assert found.histograms[r.tensor][1].sum() == r.count
+
+
+@pytest.mark.parametrize(
+    "model",
+    [tiny_encoder(), tiny_decoder(), decompose(tiny_encoder())],
+    ids=["encoder", "decoder", "decomposed"],
+)
+def test_layers_of_any_graph_get_what_their_formats_need(model: ir.Model) -> None:
+    layers = find_layers(model)
+    wanted = {value.name for value in model.graph.inputs}
+    batches = [
+        Feeds({name: b.feeds[name] for name in wanted}) for b in batched(texts(4, (6, 9)), 2)
+    ]
+    if "attention_mask" not in wanted:
+        batches = [Feeds({k: v[:, :6] for k, v in b.feeds.items()}) for b in batches]
+    found = calibrate(model, layers, batches, OrtSession).by_tensor()
+    nodes = nodes_by_name(model.graph)
+    for layer in layers.layers:
+        assert set(tensors_of(layer, nodes)) <= set(found), layer.name
+        assert {item.name for item in implicit_of(layer)} <= set(found), layer.name
+        if layer.kind is Kind.LAYERNORM:
+            assert found[f"{layer.name}.sum_of_squares"].implicit
+        if layer.kind is Kind.LINEAR:
+            assert all(found[edge.tensor].channel_absmax for edge in layer.edges)
+    assert all(r.fp16_headroom > 1 for r in found.values())
 
 
 def test_figures_are_those_of_the_values() -> None:
