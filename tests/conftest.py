@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -32,3 +33,14 @@ def test_data() -> Path:
     if not folder:
         pytest.skip("QBENCH_TEST_DATA names no folder")
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """The path of a Chromium; skips without one, and in the CI that skip is a failure."""
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        if path := shutil.which(name):
+            return path
+    if os.environ.get("CI"):
+        pytest.fail("the CI must have a Chromium; .ci/run installs it")
+    pytest.skip("no Chromium on this machine")
