@@ -168,7 +168,7 @@ class TensorRange:
 
     Attributes:
         tensor: Name of the tensor, or of an implicit intermediate (``implicit`` is then true).
-        layer: The layer whose edge it is, or "".
+        layer: The layer whose edge it is, else the layer that computes it, or "".
         count: Elements seen.
         min: Smallest element.
         max: Largest element.
@@ -180,7 +180,8 @@ class TensorRange:
         channel_absmax: Largest magnitude a channel (last axis); empty where it has no fixed size.
         fp16_headroom: ``65504 / absmax``; below 1 the tensor overflows in fp16.
         implicit: Whether it is an intermediate inside an operator.
-        non_finite: Elements that were NaN or infinite (they are in no other figure).
+        non_finite: Elements that were NaN or infinite, or, where a softmax reads them, below
+            −65504, which is a mask's fill (they are in no other figure).
     """
 
     tensor: str
