@@ -33,7 +33,7 @@ def test_a_device_that_batches_well_gets_a_large_budget():
 
 def test_a_device_on_which_batches_pay_nothing_gets_the_smallest():
     choice = calibrate_budget(
-        costing(lambda batch, length: 2e-5 * batch * length),
+        costing(lambda batch, length: 1e-5 * (batch * length) ** 1.3),
         pad,
         REQUESTS,
         candidates=(16, 64, 128),

