@@ -276,10 +276,9 @@ def _sparse(dense: Counts) -> Counts:
 
 
 def _channel_absmax(rows: Floats) -> npt.NDArray[np.float64]:
-    largest: npt.NDArray[np.float64] = np.maximum(rows.max(axis=0), -rows.min(axis=0)).astype(
-        np.float64
-    )
-    return largest
+    largest = np.maximum(rows.max(axis=0), -rows.min(axis=0)).astype(np.float64)
+    unsigned: npt.NDArray[np.float64] = np.abs(largest)  # no negative zero
+    return unsigned
 
 
 def _merge_channels(first: Observation, second: Observation) -> npt.NDArray[np.float64]:
