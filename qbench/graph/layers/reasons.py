@@ -28,6 +28,8 @@ _SHAPE_INPUTS = {
 _FIXED = {
     "EmbedLayerNormalization": "fused embeddings and normalisation: cannot be told apart",
     "BatchNormalization": "batch normalisation: folds into the convolution before it",
+    "Constant": "constant",
+    "IsNaN": "guard against NaN",
     "Einsum": "Einsum: not lowered by this version",
     "LSTM": "recurrent operator: no layer kind covers it",
     "GRU": "recurrent operator: no layer kind covers it",
@@ -99,22 +101,17 @@ class _Scene:
     def _rotary_cone(self) -> set[ir.Node]:
         """Return Cos, Sin and what is computed from them before the next layer."""
         cone: set[ir.Node] = set()
-        for node in self._view.nodes:
+        view = self._view
+        for node in view.nodes:
             if self._claims.owner(node) is not None:
                 continue
             starts = (
                 node.op_type in ("Cos", "Sin", "RotaryEmbedding")
                 or self._claims.reasons.get(node) == _ROTARY
             )
-            if starts or any(parent in cone for parent in self._parents(node)):
+            if starts or any(view.nodes[parent] in cone for parent in view.parents(node)):
                 cone.add(node)
         return cone
-
-    def _parents(self, node: ir.Node) -> Iterable[ir.Node]:
-        for value in node.inputs:
-            parent = None if value is None else value.producer()
-            if parent is not None:
-                yield parent
 
     def _is_tail(self, node: ir.Node) -> bool:
         """Whether no layer lies after a node."""

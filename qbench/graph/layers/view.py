@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -216,27 +216,33 @@ class View:
 
     @functools.cached_property
     def ancestors(self) -> tuple[int, ...]:
-        """For each node the set of its ancestors and itself, as a bit mask over positions."""
+        """For each node the set of its ancestors and itself, as a bit mask over positions.
+
+        A tensor does not descend from those whose shape alone it depends on.
+        """
         masks: list[int] = []
         for index, node in enumerate(self.nodes):
             mask = 1 << index
-            for value in node.inputs:
-                parent = None if value is None else value.producer()
-                if parent is not None and parent in self.position:
-                    mask |= masks[self.position[parent]]
+            for parent in self.parents(node):
+                mask |= masks[parent]
             masks.append(mask)
         return tuple(masks)
 
     @functools.cached_property
     def descendants(self) -> tuple[int, ...]:
-        """For each node the set of its descendants and itself, as a bit mask over positions."""
+        """For each node the set of its descendants and itself: the inverse of ``ancestors``."""
         masks = [1 << index for index in range(len(self.nodes))]
         for index in range(len(self.nodes) - 1, -1, -1):
-            for value in self.nodes[index].inputs:
-                parent = None if value is None else value.producer()
-                if parent is not None and parent in self.position:
-                    masks[self.position[parent]] |= masks[index]
+            for parent in self.parents(self.nodes[index]):
+                masks[parent] |= masks[index]
         return tuple(masks)
+
+    def parents(self, node: ir.Node) -> Iterator[int]:
+        """Yield the positions of the nodes whose results, not only their shapes, a node reads."""
+        for value in () if node.op_type in ("Shape", "Size") else node.inputs:
+            parent = None if value is None else value.producer()
+            if parent is not None and parent in self.position:
+                yield self.position[parent]
 
     def mask(self, nodes: Iterable[ir.Node]) -> int:
         """Return nodes as a bit mask over positions."""
@@ -249,7 +255,7 @@ class View:
         """Return the nodes that depend on a value as a bit mask over positions."""
         mask = 0
         for node, _ in self.users(value):
-            if node in self.position:
+            if node in self.position and node.op_type not in ("Shape", "Size"):
                 mask |= self.descendants[self.position[node]]
         return mask
 
