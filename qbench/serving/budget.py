@@ -10,7 +10,7 @@ import numpy as np
 
 from qbench.serving.request import Encoded, Pad, Run, token_count
 
-CANDIDATES = (64, 128, 256, 512, 1024, 2048)
+CANDIDATES = (64, 128, 256, 512, 1024)
 _LENGTH_PERCENTILES = (10, 50, 90)
 _NEAR_BEST = 0.97
 
@@ -45,12 +45,13 @@ def calibrate_budget(
     encoded: Sequence[Encoded],
     candidates: Sequence[int] = CANDIDATES,
     repeats: int = 3,
+    limit_s: float = 5.0,
 ) -> BudgetChoice:
     """Measure batches of the user's own lengths and choose a token budget.
 
     Requests at three percentiles of length are repeated to batches of 1, 2, 4, … up to the
-    largest candidate. The rounds go over the whole grid ``repeats`` times, after one that is
-    thrown away, and the best time of a cell counts: what disturbs a machine only adds time.
+    largest candidate. Up to ``repeats`` rounds go over the whole grid, after one that is thrown
+    away, and the best time of a cell counts: what disturbs a machine only adds time.
 
     NOTE: one lane is measured alone; lanes that share caches and memory may prefer less. A
     small budget is taken among near equals, because it also answers sooner.
@@ -60,7 +61,8 @@ def calibrate_budget(
         pad: Encoded requests to feeds.
         encoded: The user's encoded requests.
         candidates: Budgets to choose from, padded tokens.
-        repeats: Rounds that count.
+        repeats: Most rounds that count.
+        limit_s: No further round begins after so many seconds; one always counts.
     """
     budgets = sorted(candidates)
     samples = _samples(encoded)
@@ -70,7 +72,10 @@ def calibrate_budget(
         for batch in _powers_of_two(max(budgets[-1] // length, 1))
     ]
     best = dict.fromkeys(shapes, float("inf"))
+    stop_s = time.perf_counter() + limit_s
     for repeat in range(repeats + 1):
+        if repeat > 1 and time.perf_counter() > stop_s:
+            break
         for batch, length in shapes:
             feeds = pad([samples[length]] * batch)
             start_s = time.perf_counter()

@@ -59,3 +59,16 @@ def test_requests_longer_than_every_budget_are_measured_alone():
     assert [(cell.batch, cell.length) for cell in choice.grid] == [(1, 100)]
     assert choice.token_budget == 16
     assert choice.requests_per_s[16] == pytest.approx(choice.requests_per_s[64])
+
+
+def test_on_a_slow_device_one_round_counts_and_no_more_begin():
+    calls = []
+
+    def run(feeds):
+        calls.append(feeds["ids"].shape)
+        time.sleep(0.002)
+        return {}
+
+    choice = calibrate_budget(run, pad, encode(["abcd"]), candidates=(8,), limit_s=0.0)
+    assert calls == [(1, 4), (2, 4)] * 2
+    assert all(cell.best_ms >= 2.0 for cell in choice.grid)
