@@ -51,7 +51,8 @@ def plan_layers(
         offer: What they could have taken.
         formats: What they take.
         clips: Clipping magnitude of each edge tensor by layer; kept for every layer that has
-            them, so that a plan edited by hand can quantize it.
+            them, so that a plan edited by hand can quantize it. Divergences are rounded to four
+            significant digits; the sweep keeps them whole.
         objective: What the plan minimises.
     """
     reasons = explain(offer, formats, objective)
@@ -65,16 +66,20 @@ def plan_layers(
                 kind=layer.kind,
                 format=form,
                 reason=reasons[layer.name],
-                divergence=None if chosen is None else chosen.divergence,
+                divergence=None if chosen is None else _legible(chosen.divergence),
                 clips=dict(clips.get(layer.name, {})),
                 alternatives={
-                    o.format: o.divergence
+                    o.format: _legible(o.divergence)
                     for o in offer.options[layer.name]
                     if o.format not in (form, offer.high_precision)
                 },
             )
         )
     return tuple(rows)
+
+
+def _legible(divergence: float) -> float:
+    return float(f"{divergence:.4g}")
 
 
 def ordinal(rank: int) -> str:

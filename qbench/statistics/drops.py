@@ -275,6 +275,10 @@ def bca_ends(
 ) -> tuple[float, float] | None:
     """Return the bias-corrected and accelerated ends, ``None`` where the bootstrap broke down.
 
+    The quantiles are Student's, not the normal's: few or unequal influences make the spread
+    itself uncertain, and the plain interval too narrow. The degrees of freedom are those of a
+    variance estimated from them, 2 n / (kurtosis - 1) (F. Satterthwaite, 1946).
+
     Args:
         replicates: The statistic of each resample [resamples]; those that are NaN (a resample
             without one of the classes) are left out, up to a half of them.
@@ -282,7 +286,7 @@ def bca_ends(
         influence: Influence of each sample on it [n].
         level: Two-sided coverage.
     """
-    from scipy.special import ndtr, ndtri
+    from scipy.special import ndtr, ndtri, stdtrit
 
     usable = replicates[np.isfinite(replicates)]
     if 2 * len(usable) < len(replicates) or np.ptp(usable) == 0:
@@ -291,8 +295,12 @@ def bca_ends(
     edge = 1.0 / (len(usable) + 1)
     bias = float(ndtri(np.clip(below, edge, 1.0 - edge)))
     squares = float(np.square(influence).sum())
-    skew = float((influence**3).sum()) / (6.0 * squares**1.5) if squares > 0 else 0.0
-    z = ndtri(np.array([(1.0 - level) / 2.0, (1.0 + level) / 2.0])) + bias
+    if squares == 0:
+        return None
+    skew = float((influence**3).sum()) / (6.0 * squares**1.5)
+    kurtosis = len(influence) * float((influence**4).sum()) / squares**2
+    freedom = max(2.0, 2.0 * len(influence) / max(kurtosis - 1.0, 1e-6))
+    z = stdtrit(freedom, np.array([(1.0 - level) / 2.0, (1.0 + level) / 2.0])) + bias
     shares = ndtr(bias + z / np.maximum(1.0 - skew * z, 1e-3))
     low, high = np.quantile(usable, shares)
     return float(low), float(high)

@@ -1,0 +1,1 @@
+"""Planning: from measured cells to proposals, and from measured proposals to a plan file."""
