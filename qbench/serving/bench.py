@@ -157,19 +157,9 @@ def bench(
         ConfigError: If there are no engines, no requests, or two engines of one name.
         MeasurementError: If a request fails or a slice is too short to hold an answer.
     """
-    names = [engine.name for engine in engines]
-    if not names or len(set(names)) < len(names) or not len(workload.requests):
-        raise ConfigError(
-            f"a benchmark needs engines of different names and requests to send, "
-            f"got engines {names} and {len(workload.requests)} requests"
-        )
+    names = _check_names(engines, workload)
     encoded = workload.encoded()
-    lanes = {
-        engine.name: [
-            engine.open_lane(settings.threads_per_lane) for _ in range(settings.lane_count)
-        ]
-        for engine in engines
-    }
+    lanes = {engine.name: _open_lanes(engine, settings) for engine in engines}
     for runs in lanes.values():
         _prime(runs, workload.pad, encoded)
     budget = _find_budget(settings, lanes[names[0]][0], workload.pad, encoded)
@@ -190,6 +180,21 @@ def bench(
         latencies=tuple(measured.latencies),
         summaries=summarise(measured.latencies, measured.slices, names),
     )
+
+
+def _check_names(engines: Sequence[Engine], workload: Workload) -> list[str]:
+    """Return the names of the engines once there is something to measure."""
+    names = [engine.name for engine in engines]
+    if not names or len(set(names)) < len(names) or not len(workload.requests):
+        raise ConfigError(
+            f"a benchmark needs engines of different names and requests to send, "
+            f"got engines {names} and {len(workload.requests)} requests"
+        )
+    return names
+
+
+def _open_lanes(engine: Engine, settings: BenchSettings) -> list[Run]:
+    return [engine.open_lane(settings.threads_per_lane) for _ in range(settings.lane_count)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qbench.serving.request import Encoded, Pad, Run, token_count
+from qbench.serving.request import Encoded, Feeds, Pad, Run, token_count
 
 CANDIDATES = (64, 128, 256, 512, 1024)
 _LENGTH_PERCENTILES = (10, 50, 90)
@@ -77,11 +77,8 @@ def calibrate_budget(
         if repeat > 1 and time.perf_counter() > stop_s:
             break
         for batch, length in shapes:
-            feeds = pad([samples[length]] * batch)
-            start_s = time.perf_counter()
-            run(feeds)
+            elapsed_s = _time_once(run, pad([samples[length]] * batch))
             if repeat > 0:
-                elapsed_s = time.perf_counter() - start_s
                 best[batch, length] = min(best[batch, length], elapsed_s)
     rates = {budget: _rate(budget, samples, best) for budget in budgets}
     enough = _NEAR_BEST * max(rates.values())
@@ -90,6 +87,12 @@ def calibrate_budget(
         requests_per_s=rates,
         grid=tuple(GridCell(b, length, best[b, length] * 1e3) for b, length in shapes),
     )
+
+
+def _time_once(run: Run, feeds: Feeds) -> float:
+    start_s = time.perf_counter()
+    run(feeds)
+    return time.perf_counter() - start_s
 
 
 def _samples(encoded: Sequence[Encoded]) -> dict[int, Encoded]:

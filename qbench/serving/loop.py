@@ -217,7 +217,8 @@ class ServingLoop:
                 decision = self.batcher.decide(now_s)
                 if isinstance(decision, Dispatch):
                     requests = [self._requests.pop(ticket) for ticket in decision.tickets]
-                    self.dispatches[decision.reason] = self.dispatches.get(decision.reason, 0) + 1
+                    reason = str(decision.reason)
+                    self.dispatches[reason] = self.dispatches.get(reason, 0) + 1
                     if self.batcher.ready_count:
                         self._batches.notify()
                     return decision, requests, now_s
