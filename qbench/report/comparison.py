@@ -186,13 +186,16 @@ def front_table(
     """Return one row for each proposal of the planner and each engine judged on the sweep split.
 
     Args:
-        front: Proposals; the keys ``engine``, ``level``, ``divergence_sum`` (a number or an
-            estimate), ``bytes``, ``seconds``, ``formats`` and ``chosen`` are shown where present.
+        front: Proposals; the keys ``engine`` (else they are numbered), ``level``,
+            ``divergence_sum`` (a number or an estimate), ``bytes``, ``seconds``, ``formats`` and
+            ``chosen`` are shown where present.
         judgements: What the built engines gave on the sweep split.
         reports: What was built.
         plan: The plan; its own prediction is a row where it is no proposal itself.
     """
-    proposed: dict[str, Mapping[str, Any]] = {str(row["engine"]): row for row in front}
+    proposed: dict[str, Mapping[str, Any]] = {
+        str(row.get("engine", f"front-{place}")): row for place, row in enumerate(front, 1)
+    }
     if plan is not None and plan.predicted:
         foretold = {"divergence_sum": plan.predicted.get("divergence"), "formats": plan.formats()}
         proposed.setdefault(PLAN, {**plan.predicted, **foretold})

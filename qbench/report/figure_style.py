@@ -40,6 +40,17 @@ STAGE_COLOURS = {
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', Arial, sans-serif"
 _ROW_PX = 17
+# One object for all settings: each of Altair's configure methods would copy the whole chart.
+_CONFIG = alt.Config(
+    font=FONT,
+    view=alt.ViewConfig(stroke="#d8dde2"),
+    axis=alt.AxisConfig(
+        labelFontSize=11, titleFontSize=11, titleFontWeight="normal", titleColor="#57606a",
+        labelColor=BLACK, gridColor="#e6e9ec", domainColor="#9aa1a9", tickColor="#9aa1a9",
+        labelLimit=300,
+    ),
+    legend=alt.LegendConfig(labelFontSize=11, titleFontSize=11, symbolSize=90, labelLimit=240),
+)  # fmt: skip
 
 
 def rows_high(count: int, row_px: int = _ROW_PX) -> int:
@@ -69,18 +80,7 @@ def panel_title(text: str) -> alt.TitleParams:
 
 def finished(chart: Any, title: alt.TitleParams) -> Any:
     """Return a chart with its title and the look that all figures share."""
-    axis: dict[str, Any] = {
-        "labelFontSize": 11, "titleFontSize": 11, "titleFontWeight": "normal",
-        "titleColor": "#57606a", "labelColor": BLACK, "gridColor": "#e6e9ec",
-        "domainColor": "#9aa1a9", "tickColor": "#9aa1a9", "labelLimit": 300,
-    }  # fmt: skip
-    return (
-        chart.properties(title=title, background="white", padding=10)
-        .configure(font=FONT)
-        .configure_view(stroke="#d8dde2")
-        .configure_axis(**axis)
-        .configure_legend(labelFontSize=11, titleFontSize=11, symbolSize=90, labelLimit=240)
-    )
+    return chart.properties(title=title, background="white", padding=10, config=_CONFIG)
 
 
 def panels(charts: Sequence[Any], columns: int) -> Any:
@@ -132,8 +132,16 @@ def interval_texts(frame: pd.DataFrame, name: str) -> list[str]:
     ]
 
 
+def tips(*fields: str) -> list[alt.Tooltip]:
+    """Return plain tooltips of fields such as ``layer:N``.
+
+    NOTE: Altair also takes the bare strings, and is several times slower with them.
+    """
+    return [alt.Tooltip(field) for field in fields]
+
+
 def empty_figure(title: str, reason: str) -> Any:
     """Return a figure that says why there is nothing to draw."""
     data = pd.DataFrame({"text": [reason]})
     mark = alt.Chart(data, width=640, height=60).mark_text(fontSize=13, color="#57606a")
-    return finished(mark.encode(text="text:N"), titled(title))
+    return finished(mark.encode(text=alt.Text("text:N")), titled(title))

@@ -24,6 +24,7 @@ from qbench.report.figure_style import (
     panel_title,
     panels,
     scale_for,
+    tips,
     titled,
 )
 from qbench.report.wording import split_block
@@ -100,25 +101,28 @@ def _front_panel(name: str, group: pd.DataFrame, roles: list[str], domain: list[
     base = alt.Chart(group, width=400, height=300).encode(
         x=alt.X("cost_value:Q", title=cost, scale=alt.Scale(zero=False, padding=36)),
         color=colour,
-        tooltip=["engine:N", "role:N", alt.Tooltip("cost_value:Q", title=cost, format=".4g"),
-                 alt.Tooltip("drop_text:N", title="drop [95 %]"), "verdict:N", "n:Q"],
+        tooltip=[*tips("engine:N", "role:N"), alt.Tooltip("cost_value:Q", title=cost, format=".4g"),
+                 alt.Tooltip("drop_text:N", title="drop [95 %]"), *tips("verdict:N", "n:Q")],
     )  # fmt: skip
     axis = alt.Y("drop_low:Q", title="drop (> 0 is worse)", axis=alt.Axis(format="~g"),
                  scale=alt.Scale(domain=domain, nice=False))  # fmt: skip
     layers: list[Any] = [
-        alt.Chart(pd.DataFrame({"y": [0.0]})).mark_rule(color=GREY).encode(y="y:Q"),
-        base.mark_rule(strokeWidth=1.5, opacity=0.7).encode(y=axis, y2="drop_high:Q"),
-        base.mark_point(filled=True, size=110, opacity=1).encode(y="drop:Q", shape=shape),
-        *label_layers(base, y="drop:Q", text="engine:N"),
+        alt.Chart(pd.DataFrame({"y": [0.0]})).mark_rule(color=GREY).encode(y=alt.Y("y:Q")),
+        base.mark_rule(strokeWidth=1.5, opacity=0.7).encode(y=axis, y2=alt.Y2("drop_high")),
+        base.mark_point(filled=True, size=110, opacity=1).encode(y=alt.Y("drop:Q"), shape=shape),
+        *label_layers(base, y=alt.Y("drop:Q"), text=alt.Text("engine:N")),
     ]
     margin = group["margin"].dropna()
     if len(margin):
         limit = alt.Chart(pd.DataFrame({"y": [float(margin.iloc[0])]}))
         layers.insert(
-            0, limit.mark_rule(color=VERMILION, strokeDash=[5, 4], strokeWidth=1.5).encode(y="y:Q")
+            0,
+            limit.mark_rule(color=VERMILION, strokeDash=[5, 4], strokeWidth=1.5).encode(
+                y=alt.Y("y:Q")
+            ),
         )
     heading = f"{name}, n = {int(group['n'].max()):,}"
-    return alt.layer(*layers).properties(title=panel_title(heading))
+    return alt.layer(*layers, title=panel_title(heading))
 
 
 def predicted_data(front: pd.DataFrame, verification: Sequence[Judgement]) -> pd.DataFrame:
@@ -168,7 +172,7 @@ def draw_predicted(data: pd.DataFrame) -> Any:
         color=alt.Color("split:N", title=None, legend=alt.Legend(orient="top"),
                         scale=alt.Scale(domain=list(_SPLIT_WORDS.values()),
                                         range=["#0072b2", VERMILION])),
-        tooltip=["engine:N", "split:N", "n:Q",
+        tooltip=[*tips("engine:N", "split:N", "n:Q"),
                  *[alt.Tooltip(f"{n}:Q", format=".3g") for n in names]],
     )  # fmt: skip
     shape = alt.Shape("split:N", title=None, legend=alt.Legend(orient="top"),
@@ -185,10 +189,10 @@ def draw_predicted(data: pd.DataFrame) -> Any:
     left = alt.X("predicted_low:Q", title=across, scale=scale, axis=tick)
     chart = alt.layer(
         diagonal.encode(x=alt.X("x:Q", scale=scale), y=alt.Y("y:Q", scale=scale)),
-        base.mark_rule(opacity=0.6).encode(x=x, y=low, y2="divergence_high:Q"),
-        base.mark_rule(opacity=0.6).encode(x=left, x2="predicted_high:Q", y=y),
+        base.mark_rule(opacity=0.6).encode(x=x, y=low, y2=alt.Y2("divergence_high")),
+        base.mark_rule(opacity=0.6).encode(x=left, x2=alt.X2("predicted_high"), y=y),
         base.mark_point(filled=True, size=80, opacity=1).encode(x=x, y=y, shape=shape),
-        *label_layers(base, x=x, y=y, text="engine:N"),
+        *label_layers(base, x=x, y=y, text=alt.Text("engine:N")),
     )
     note = (
         "On the dashed line the sum of single-layer divergences tells the engine's own. Bars: "
@@ -254,7 +258,7 @@ def _plan_grid(data: pd.DataFrame, formats: alt.Scale) -> Any:
             y=alt.Y("part:N", sort=parts, title=None, axis=alt.Axis(domain=False, ticks=False)),
             color=alt.Color("format:N", scale=formats, title="format",
                             legend=alt.Legend(orient="top")),
-            tooltip=["layer:N", "kind:N", "format:N", "reason:N",
+            tooltip=[*tips("layer:N", "kind:N", "format:N", "reason:N"),
                      alt.Tooltip("divergence:Q", format=".3g")],
         )
     )  # fmt: skip

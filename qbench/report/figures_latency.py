@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import altair as alt
@@ -19,6 +18,7 @@ from qbench.report.figure_style import (
     VERMILION,
     empty_figure,
     finished,
+    tips,
     titled,
 )
 from qbench.report.wording import PLAN, REFERENCE
@@ -29,6 +29,14 @@ _ENGINE_COLOURS = {
     **FORMAT_COLOURS, "reference": BLACK, "fp32": BLACK, "plan": VERMILION, "random": "#8c5aa8",
     "int8_dynamic": BLUE, "w4a16": PURPLE,
 }  # fmt: skip
+#: Conditions that a reader needs beside a latency, and how they are said.
+_CONDITIONS = {
+    "clients": "{} clients",
+    "lanes": "{} lanes",
+    "threads_per_lane": "{} thread(s) a lane",
+    "token_budget": "batches up to {} padded tokens",
+    "max_wait_ms": "waiting {:g} ms at most",
+}
 _SOLID = [1, 0]
 _DASHES = [[7, 3], [2, 2], [8, 2, 2, 2], [4, 4], [12, 3]]
 
@@ -68,7 +76,8 @@ def draw_stages(bench: BenchRun) -> Any:
             color=alt.Color("stage:N", title="stage", scale=_stage_scale(order), sort=order,
                             legend=alt.Legend(orient="top")),
             order=alt.Order("place:Q"),
-            tooltip=["engine:N", "stage:N", alt.Tooltip("mean_ms:Q", format=".3g"), "requests:Q"],
+            tooltip=[*tips("engine:N", "stage:N", "requests:Q"),
+                     alt.Tooltip("mean_ms:Q", format=".3g")],
         )
     )  # fmt: skip
     return finished(chart, titled(title, conditions_words(bench)))
@@ -129,16 +138,18 @@ def draw_distribution(bench: BenchRun) -> Any:
                             scale=alt.Scale(domain=engines, range=colours)),
             strokeDash=alt.StrokeDash("engine:N", title="engine",
                                       scale=alt.Scale(domain=engines, range=dashes)),
-            tooltip=["engine:N", alt.Tooltip("share:Q", format=".1%"),
-                     alt.Tooltip("total_ms:Q", format=".4g"), "requests:Q"],
+            tooltip=[*tips("engine:N"), alt.Tooltip("share:Q", format=".1%"),
+                     alt.Tooltip("total_ms:Q", format=".4g"), *tips("requests:Q")],
         )
     )  # fmt: skip
     marks = pd.DataFrame({"share": [0.5, 0.95, 0.99], "name": ["P50", "P95", "P99"]})
-    rules = alt.Chart(marks).mark_rule(color="#b6bdc4", strokeDash=[3, 3]).encode(y="share:Q")
+    rules = (
+        alt.Chart(marks).mark_rule(color="#b6bdc4", strokeDash=[3, 3]).encode(y=alt.Y("share:Q"))
+    )
     names = (
         alt.Chart(marks)
         .mark_text(align="left", dx=4, dy=-6, fontSize=10, color="#57606a")
-        .encode(x=alt.value(0), y="share:Q", text="name:N")
+        .encode(x=alt.value(0), y=alt.Y("share:Q"), text=alt.Text("name:N"))
     )
     return finished(alt.layer(rules, names, lines), titled(title, conditions_words(bench)))
 
@@ -147,10 +158,6 @@ def conditions_words(bench: BenchRun) -> str:
     """Return how a benchmark was run, from its conditions, in one line."""
     counts = [summary.requests for summary in bench.summaries]
     words = [f"{min(counts):,} requests an engine or more"] if counts else []
-    scalars: Mapping[str, Any] = {
-        key: value
-        for key, value in bench.conditions.items()
-        if isinstance(value, (int, float)) and not isinstance(value, bool)
-    }
-    words += [f"{key.replace('_', ' ')} {value:g}" for key, value in list(scalars.items())[:6]]
+    known = bench.conditions
+    words += [text.format(known[key]) for key, text in _CONDITIONS.items() if known.get(key)]
     return "; ".join([*words, "engines interleaved in one run"])

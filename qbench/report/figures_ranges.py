@@ -23,6 +23,7 @@ from qbench.report.figure_style import (
     panel_title,
     rows_high,
     scale_for,
+    tips,
     titled,
 )
 from qbench.report.tables import ranges_table
@@ -46,7 +47,9 @@ def ranges_data(ranges: Sequence[TensorRange], kinds: Mapping[str, str]) -> pd.D
         frame[f"{name}_low"] = np.maximum(frame["min"], -limit)
         frame[f"{name}_high"] = np.minimum(frame["max"], limit)
     repeated = frame["layer"].duplicated(keep=False)
-    frame["label"] = frame["layer"].where(~repeated, frame["layer"] + " ← " + frame["tensor"])
+    frame["label"] = frame["layer"].where(
+        ~repeated, frame["layer"].astype(str) + " ← " + frame["tensor"].astype(str)
+    )
     return frame.reset_index(drop=True)
 
 
@@ -84,18 +87,18 @@ def _range_panel(kind: str, group: pd.DataFrame) -> Any:
     base = alt.Chart(data, width=260, height=rows_high(len(data), 15)).encode(
         y=alt.Y("label:N", sort=data["label"].tolist(), title=None,
                 axis=alt.Axis(labelFontSize=10.5, labelLimit=230)),
-        tooltip=["layer:N", "tensor:N", "count:Q",
+        tooltip=[*tips("layer:N", "tensor:N", "count:Q"),
                  *[alt.Tooltip(f"{k}:Q", title=v, format=".4g") for k, v in numbers.items()]],
     )  # fmt: skip
     axis = alt.X("min:Q", title="value", axis=alt.Axis(tickCount=6))
-    line = base.mark_rule(color="#7a838c").encode(x=axis, x2="max:Q")
-    band = base.mark_bar(height=8, color=SKY).encode(x="band_low:Q", x2="band_high:Q")
-    core = base.mark_bar(height=8, color=BLUE).encode(x="core_low:Q", x2="core_high:Q")
+    line = base.mark_rule(color="#7a838c").encode(x=axis, x2=alt.X2("max"))
+    band = base.mark_bar(height=8, color=SKY).encode(x=alt.X("band_low:Q"), x2=alt.X2("band_high"))
+    core = base.mark_bar(height=8, color=BLUE).encode(x=alt.X("core_low:Q"), x2=alt.X2("core_high"))
     ends = [
-        base.mark_tick(color=BLACK, thickness=1.5, height=9).encode(x=f"{end}:Q")
+        base.mark_tick(color=BLACK, thickness=1.5, height=9).encode(x=alt.X(f"{end}:Q"))
         for end in ("min", "max")
     ]
-    return alt.layer(line, band, core, *ends).properties(title=panel_title(name))
+    return alt.layer(line, band, core, *ends, title=panel_title(name))
 
 
 def outlier_data(
@@ -125,7 +128,7 @@ def outlier_data(
             )  # fmt: skip
     columns = ["layer", "kind", "tensor", "channel", "channels", "place", "absmax", "median",
                "ratio"]  # fmt: skip
-    frame = pd.DataFrame(rows, columns=columns)
+    frame = pd.DataFrame(rows, columns=columns).astype({"ratio": float})
     worst = frame[frame["place"] == 1].nlargest(tensors, "ratio")["tensor"]
     kept = frame[frame["tensor"].isin(worst)]
     order = {tensor: index for index, tensor in enumerate(worst)}
@@ -146,7 +149,7 @@ def draw_outliers(
     labels = list(dict.fromkeys(data["label"]))
     base = alt.Chart(data, width=520, height=rows_high(len(labels))).encode(
         y=alt.Y("label:N", sort=labels, title=None),
-        tooltip=["layer:N", "tensor:N", "channel:Q", "channels:Q",
+        tooltip=[*tips("layer:N", "tensor:N", "channel:Q", "channels:Q"),
                  alt.Tooltip("absmax:Q", title="largest magnitude", format=".4g"),
                  alt.Tooltip("median:Q", title="median channel", format=".4g"),
                  alt.Tooltip("ratio:Q", format=".1f")],
@@ -214,7 +217,7 @@ def draw_headroom(
     base = alt.Chart(data[columns], width=420, height=rows_high(len(data))).encode(
         y=alt.Y("label:N", sort=data["label"].tolist(), title=None,
                 axis=alt.Axis(labelLimit=420)),
-        tooltip=["layer:N", "tensor:N", "what:N", alt.Tooltip("absmax:Q", format=".4g"),
+        tooltip=[*tips("layer:N", "tensor:N", "what:N"), alt.Tooltip("absmax:Q", format=".4g"),
                  alt.Tooltip("fp16_headroom:Q", format=".4g")],
     )  # fmt: skip
     points = base.mark_point(filled=True, size=70, opacity=1).encode(
@@ -227,7 +230,7 @@ def draw_headroom(
     rule = alt.Chart(pd.DataFrame({"limit": [1.0]})).mark_rule(
         color=VERMILION, strokeDash=[5, 4], strokeWidth=1.5
     )
-    chart = alt.layer(rule.encode(x="limit:Q"), points)
+    chart = alt.layer(rule.encode(x=alt.X("limit:Q")), points)
     over = int(data["overflows"].sum())
     note = f"{over} would overflow." if over else "None overflows on the calibration samples."
     return finished(chart, titled(title, f"The {len(data)} tensors with least room. {note}"))

@@ -20,6 +20,7 @@ from qbench.report.figure_style import (
     panels,
     rows_high,
     scale_for,
+    tips,
     titled,
 )
 from qbench.report.tables import measured_formats, sweep_table
@@ -137,14 +138,14 @@ def _heat_panel(name: str, group: pd.DataFrame, formats: list[str], domain: list
     others = base.transform_filter(f"!({ok})").mark_rect(stroke="white", color="#e4e8ec")
     middle = float(np.sqrt(domain[0] * domain[1]))
     signs = base.mark_text(fontSize=11, fontWeight="bold").encode(
-        text="sign:N",
+        text=alt.Text("sign:N"),
         color=alt.condition(
             f"{ok} && datum.shown > {middle:.6g}",
             alt.value("white"),
             alt.value("#3d444d"),
         ),
     )
-    return alt.layer(cells, others, signs).properties(title=panel_title(name))
+    return alt.layer(cells, others, signs, title=panel_title(name))
 
 
 def _heat_colour(domain: list[float]) -> alt.Color:
@@ -161,18 +162,15 @@ _HEAT_COLUMNS = [
     "metric", "resolved_text", "n", "flip_rate", "sqnr_db", "reason",
 ]  # fmt: skip
 _HEAT_TOOLTIP = [
-    alt.Tooltip("layer:N"),
-    alt.Tooltip("kind:N"),
-    alt.Tooltip("format:N"),
-    alt.Tooltip("status:N"),
+    *tips("layer:N", "kind:N", "format:N", "status:N"),
     alt.Tooltip("divergence_text:N", title="divergence [95 %]"),
-    alt.Tooltip("metric:N"),
+    *tips("metric:N"),
     alt.Tooltip("drop_text:N", title="drop [95 %], > 0 is worse"),
     alt.Tooltip("resolved_text:N", title="drop is"),
-    alt.Tooltip("n:Q"),
+    *tips("n:Q"),
     alt.Tooltip("flip_rate:Q", title="answers changed", format=".1%"),
     alt.Tooltip("sqnr_db:Q", title="SQNR at output, dB", format=".1f"),
-    alt.Tooltip("reason:N"),
+    *tips("reason:N"),
 ]
 
 
@@ -212,8 +210,8 @@ def _rank_panel(name: str, group: pd.DataFrame, kinds: alt.Scale) -> Any:
     base = alt.Chart(group[columns], width=270, height=rows_high(len(group))).encode(
         y=alt.Y("layer:N", sort=group["layer"].tolist(), title=None),
         color=alt.Color("kind:N", scale=kinds, title="kind", legend=alt.Legend(orient="top")),
-        tooltip=["layer:N", "kind:N", alt.Tooltip("divergence:Q", format=".3g"),
-                 alt.Tooltip("rank_text:N", title="rank [95 %]"), "n:Q"],
+        tooltip=[*tips("layer:N", "kind:N"), alt.Tooltip("divergence:Q", format=".3g"),
+                 alt.Tooltip("rank_text:N", title="rank [95 %]"), *tips("n:Q")],
     )  # fmt: skip
     axis = alt.X(
         "divergence_low:Q",
@@ -221,6 +219,6 @@ def _rank_panel(name: str, group: pd.DataFrame, kinds: alt.Scale) -> Any:
         scale=alt.Scale(type="log", nice=False, padding=8),
         axis=alt.Axis(format=".0e", tickCount=4, labelOverlap="greedy"),
     )
-    rules = base.mark_rule(strokeWidth=2).encode(x=axis, x2="divergence_high:Q")
-    points = base.mark_point(filled=True, size=55, opacity=1).encode(x="divergence:Q")
-    return alt.layer(rules, points).properties(title=panel_title(name))
+    rules = base.mark_rule(strokeWidth=2).encode(x=axis, x2=alt.X2("divergence_high"))
+    points = base.mark_point(filled=True, size=55, opacity=1).encode(x=alt.X("divergence:Q"))
+    return alt.layer(rules, points, title=panel_title(name))

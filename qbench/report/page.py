@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -80,7 +81,7 @@ def render_page(run: RunRecords) -> str:
 </main>
 <footer>Written by qbench. This page holds all of its data and loads nothing.</footer>
 {specs}
-<script>{_bundle()}</script>
+<script>{_bundle() if figures else ""}</script>
 <script>
 {_asset("page.js")}
 </script>
@@ -93,6 +94,7 @@ def _asset(name: str) -> str:
     return resources.files("qbench.report").joinpath(name).read_text(encoding="utf-8")
 
 
+@cache
 def _bundle() -> str:
     """Return Vega, Vega-Lite and Vega-Embed as one script."""
     import vl_convert

@@ -84,7 +84,7 @@ def num(name: str, digits: int = 3) -> Writer:
     return lambda row: number(_float(getattr(row, name)), digits)
 
 
-def est(name: str, unit: str = "", digits: int = 3) -> Writer:
+def est(name: str, unit: str = "", digits: int = 2) -> Writer:
     """Return a writer of the number ``name`` with its interval."""
 
     def write(row: Any) -> str:
@@ -124,11 +124,10 @@ def shown_engines(rows: Sequence[Comparison]) -> Shown:
         (Column("drop [95 %]"), est("drop")),
         (Column("verdict", right=False), _verdict),
         (Column("size, MB"), lambda row: megabytes(_float(row.bytes))),
-        (Column("requests/s [95 %]"), est("throughput", "_rps")),
+        (Column("req/s [95 %]"), est("throughput", "_rps")),
         (Column("speed-up"), lambda row: _times(row.speedup)),
         (Column("P50, ms"), num("p50_ms")),
         (Column("P95, ms"), num("p95_ms")),
-        (Column("CPU ms a request"), num("cpu_ms_per_request")),
     ]
     caption = "Each engine against the reference."
     if judged:
@@ -152,32 +151,47 @@ def _verdict(row: Any) -> str:
         return "reference"
     if row.verdict == "not_resolvable":
         needed = _float(row.n_needed)
-        return "not resolvable" + ("" if needed is None else f"; n ≈ {needed:,.0f} would do")
+        return "not resolvable" + ("" if needed is None else f" (n ≈ {needed:,.0f})")
     return _plain(row.verdict).replace("_", " ")
 
 
 def shown_sensitive(
-    records: Sequence[SweepRecord], format: str | None = None, top: int = 10
+    records: Sequence[SweepRecord],
+    format: str | None = None,
+    top: int = 10,
+    *,
+    others: bool = True,
 ) -> Shown:
-    """Return the layers that move the answers most in one format, the other formats beside."""
+    """Return the layers that move the answers most in one format.
+
+    Args:
+        records: Cells of the sweep.
+        format: The format, or ``None`` for that of ``ranking_format``.
+        top: Number of layers.
+        others: Whether the divergences in the other measured formats stand beside.
+    """
     frame = most_sensitive(records, format, top)
     chosen = frame.attrs["format"]
-    others = [name for name in measured_formats(records) if name != chosen]
+    beside = [name for name in measured_formats(records) if name != chosen and others]
     spec: list[tuple[Column, Writer]] = [
         (Column("rank [95 %]"), est("rank")),
         (Column("layer", right=False), text("layer")),
-        (Column("kind", right=False), text("kind")),
         (Column(f"{chosen}: divergence [95 %]"), est("divergence")),
-        (Column(f"{chosen}: drop [95 %]"), est("drop")),
-        (Column("drop is", right=False), _resolved),
-        *((Column(name), num(name)) for name in others),
+        (Column(f"{chosen}: drop [95 %]"), _drop),
+        *((Column(name), num(name, 2)) for name in beside),
     ]
     n = int(frame["n"].max()) if len(frame) else 0
     caption = (
-        f"The {len(frame)} most divergent layers in {chosen}, n = {n:,} sweep samples; the "
-        "columns of other formats are divergences too"
+        f"The {len(frame)} most divergent layers in {chosen}, n = {n:,} sweep samples. "
+        "~ is noise: the interval of the drop holds 0"
     )
+    if beside:
+        caption += ". Right: divergence in other formats"
     return show(frame, spec, caption)
+
+
+def _drop(row: Any) -> str:
+    return ("~ " if _resolved(row) == "noise" else "") + est("drop")(row)
 
 
 def _resolved(row: Any) -> str:
@@ -206,7 +220,7 @@ def shown_plan_counts(plan: Plan) -> Shown:
     formats = [name for name in FORMATS if name in frame.columns]
     spec: list[tuple[Column, Writer]] = [(Column("kind", right=False), text("kind"))]
     spec += [(Column(name), _count(name)) for name in formats]
-    return show(frame, spec, "Layers of each kind by the format that the plan gives them")
+    return show(frame, spec, "Layers by kind and format")
 
 
 def _count(name: str) -> Writer:

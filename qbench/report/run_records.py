@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from qbench.backends import backend_named
-from qbench.errors import RunDirError
+from qbench.errors import PlanError, RunDirError
 from qbench.records import (
     BenchRun,
     EngineReport,
@@ -71,7 +70,7 @@ def load_records(rundir: RunDir) -> RunRecords:
     def read(part: str, reader: Callable[[], T], absent: T) -> T:
         try:
             return reader()
-        except RunDirError as error:
+        except (RunDirError, PlanError) as error:
             missing[part] = str(error)
             return absent
 
@@ -107,7 +106,7 @@ def plan_of(rundir: RunDir, layers: Layers) -> Plan:
         raise RunDirError(
             f"{rundir.path} has no {rundir.plan_path.name} yet; `qbench plan` makes it"
         )
-    return read_plan(rundir.plan_path, layers, backend_named("ort-cpu"))
+    return read_plan(rundir.plan_path, layers if layers.layers else None)
 
 
 def in_layer_order(records: tuple[SweepRecord, ...], layers: Layers) -> tuple[SweepRecord, ...]:

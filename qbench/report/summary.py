@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from rich.console import Group, RenderableType
     from rich.table import Table
 
+#: Characters that the tables need to stand unbroken; give it to a console that is no terminal.
+SUMMARY_WIDTH = 120
 _TONE_STYLE = {"good": "bold green", "bad": "bold red", "open": "bold yellow"}
 
 
@@ -43,7 +45,7 @@ def rich_table(shown: Shown) -> Table:
 
     table = Table(
         title=Text(shown.caption), title_justify="left", title_style="", box=box.SIMPLE_HEAD,
-        pad_edge=False, padding=(0, 1),
+        show_edge=False, pad_edge=False, padding=(0, 1, 0, 0),
     )  # fmt: skip
     for column in shown.columns:
         table.add_column(
@@ -62,7 +64,7 @@ def _layer_parts(run: RunRecords, top: int) -> list[RenderableType]:
 
     parts: list[RenderableType] = []
     if run.sweep:
-        parts.append(rich_table(shown_sensitive(run.sweep, top=top)))
+        parts.append(rich_table(shown_sensitive(run.sweep, top=top, others=False)))
         if words := agreement_words(half_agreement(run.sweep)):
             parts.append(Text(words))
     if run.plan is not None:

@@ -82,7 +82,7 @@ def key_figures(rows: Iterable[Comparison]) -> list[tuple[str, str, str]]:
     found: list[tuple[str, str, str]] = []
     if (judged := plan.judgement) is not None:
         note = f"95 % {estimate(judged.drop).partition(' ')[2]}, n = {judged.n:,}"
-        found.append((f"drop of {judged.metric}", number(judged.drop.value), note))
+        found.append((f"drop of {judged.metric}", number(judged.drop.value, 2), note))
     if plan.bytes:
         note = ""
         if reference is not None and reference.bytes:

@@ -53,7 +53,7 @@ def number(value: float | None, digits: int = 3) -> str:
     return text.replace("-", "−")
 
 
-def estimate(value: Estimate | None, digits: int = 3) -> str:
+def estimate(value: Estimate | None, digits: int = 2) -> str:
     """Return ``value [low, high]``, or a dash where there is none."""
     if value is None:
         return "–"

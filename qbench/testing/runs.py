@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,6 +36,9 @@ from qbench.records import (
     Verdict,
 )
 from qbench.rundir import RunDir
+
+if TYPE_CHECKING:
+    from qbench.report.run_records import RunRecords
 
 #: A layer name that breaks a page which does not escape it.
 ODD_NAME = 'odd.<b>&"quoted"</script>'
@@ -234,7 +237,8 @@ def made_bench(requests: int = 60, seed: int = 0) -> BenchRun:
         _request(name, i, 900 / rate, rng) for i in range(requests) for name, rate in rates.items()
     ]
     conditions = {
-        "model": "package:made/model", "machine": "made-up CPU", "threads": 2, "clients": 16,
+        "model": "package:made/model", "machine": "made-up CPU", "threads_per_lane": 1,
+        "lanes": 2, "clients": 16,
         "rounds": 6, "max_wait_ms": 5.0, "token_budget": 256, "lengths": {"p50": 9, "max": 40},
     }  # fmt: skip
     summaries = tuple(_summary(name, rate, latencies) for name, rate in rates.items())
@@ -277,6 +281,20 @@ def made_facts() -> dict[str, Any]:
         "versions": {"qbench": "0.1.0", "onnxruntime": "1.31.1"},
         "seed": 0,
     }  # fmt: skip
+
+
+def made_records(blocks: int = 1, n: int = 24) -> RunRecords:
+    """Return the records of a whole run, without a folder."""
+    from qbench.report.run_records import RunRecords
+
+    layers = made_layers(blocks)
+    sweep = made_sweep(layers, n)
+    return RunRecords(
+        name="made-run", facts=made_facts(), layers=layers, ranges=made_ranges(layers),
+        sweep=sweep, plan=made_plan(layers, sweep), front=tuple(made_front(layers)),
+        deciding=made_judgements("sweep", n), engines=made_engines(),
+        judgements=made_judgements("verification", n + 20), bench=made_bench(),
+    )  # fmt: skip
 
 
 def made_run(root: Path, blocks: int = 2, n: int = 60) -> RunDir:
