@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         Verdict,
     )
     from qbench.report.page import write_report
+    from qbench.report.page import write_report
     from qbench.report.run_view import open_run
     from qbench.rundir import RunDir
 

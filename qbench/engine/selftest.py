@@ -55,16 +55,18 @@ def self_test(
             f"cosine {agreement:.4f} of each other; a fused kernel miscomputes"
         )
     difference = float(np.abs(after - before).max())
-    words = "equal to the reference bit for bit" if np.array_equal(after, before) else (
-        f"cosine to the reference {_cosine(after, before):.5f}, "
-        f"to the graph as written {agreement:.6f}"
+    words = (
+        "equal to the reference bit for bit"
+        if np.array_equal(after, before)
+        else (
+            f"cosine to the reference {_cosine(after, before):.5f}, "
+            f"to the graph as written {agreement:.6f}"
+        )
     )
     return SelfTest(difference, "; ".join(t for t in (words, collapsed(after) or "") if t))
 
 
-def _outputs(
-    path: Path, batches: Sequence[Batch], settings: SessionSettings, output: str
-) -> Array:
+def _outputs(path: Path, batches: Sequence[Batch], settings: SessionSettings, output: str) -> Array:
     with open_session(path, settings) as session:
         parts = [session.run(batch.feeds, [output])[output].ravel() for batch in batches]
     return np.concatenate(parts).astype(np.float64)

@@ -8,7 +8,7 @@ import numpy as np
 
 from qbench.records import Estimate, Judgement, Verdict
 from qbench.statistics import (
-    describe_drop,
+    describe,
     mean_interval,
     non_inferior,
     paired_drop,
@@ -62,7 +62,9 @@ class Judge:
             divergence=mean_interval(divergence, seed=self.seed),
             flip_rate=float(np.mean(before.answers != after.answers)),
             cosine=self._cosine(outputs),
-            remark="; ".join(t for t in (describe_drop(drop), collapsed(outputs) or "") if t),
+            remark="; ".join(
+                t for t in (describe(drop, self.margin or 0.0), collapsed(outputs) or "") if t
+            ),
         )
 
     def _verdict(self, drop: Estimate, outputs: Array) -> Verdict:

@@ -24,6 +24,19 @@ from qbench.errors import ModelError, did_you_mean
 POOLINGS = ("mean", "cls", "max", "last", "none")
 OPSET = 21
 
+#: Model types whose positions are counted from ``pad_token_id + 1``.
+_OFFSET_POSITIONS = frozenset(
+    {
+        "roberta",
+        "xlm-roberta",
+        "camembert",
+        "mpnet",
+        "longformer",
+        "xlm-roberta-xl",
+        "data2vec-text",
+    }
+)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Exported:
@@ -98,7 +111,9 @@ def _pooling_mode(config: Path) -> str:
         "pooling_mode_max_tokens": "max",
         "pooling_mode_lasttoken": "last",
     }
-    chosen = [key for key, value in settings.items() if key.startswith("pooling_mode_") and value is True]
+    chosen = [
+        key for key, value in settings.items() if key.startswith("pooling_mode_") and value is True
+    ]
     if len(chosen) == 1 and chosen[0] in keys:
         return keys[chosen[0]]
     raise ModelError(
@@ -131,7 +146,7 @@ def export_hf(
         "kind": "hf",
         "tokenizer": str(folder),
         "revision": options.revision or _revision_of(folder),
-        "max_length": _max_length(folder, config),
+        "max_length": max_length_of(folder),
         "pad_id": int(getattr(config, "pad_token_id", 0) or 0),
         "architecture": type(module).__name__,
         **head,
@@ -156,7 +171,9 @@ def resolve_folder(source: str, revision: str | None) -> Path:
             )
         return Path(source)
     if source.startswith((".", "/", "~")) or source.count("/") > 1 or Path(source).suffix:
-        raise ModelError(f"model {source!r} does not exist; give a folder, an ONNX file or a hub id")
+        raise ModelError(
+            f"model {source!r} does not exist; give a folder, an ONNX file or a hub id"
+        )
     from huggingface_hub import snapshot_download
 
     patterns = ["*.json", "*.safetensors", "*.bin", "*.txt", "*.model", "*/config.json", "*.py"]
@@ -279,19 +296,20 @@ def _feeds_for(module: Any, feeds: Mapping[str, np.ndarray]) -> dict[str, np.nda
     return own
 
 
-def _max_length(folder: Path, config: Any) -> int | None:
-    for name in ("sentence_bert_config.json",):
-        file = folder / name
-        if file.is_file():
-            length = json.loads(file.read_text(encoding="utf-8")).get("max_seq_length")
-            if isinstance(length, int):
-                return length
-    length = getattr(config, "max_position_embeddings", None)
+def max_length_of(folder: Path) -> int | None:
+    """Return the longest text in tokens that a model folder states, or ``None``."""
+    sentence = folder / "sentence_bert_config.json"
+    if sentence.is_file():
+        length = json.loads(sentence.read_text(encoding="utf-8")).get("max_seq_length")
+        if isinstance(length, int):
+            return length
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    length = config.get("max_position_embeddings")
     if not isinstance(length, int) or length <= 0:
         return None
-    # RoBERTa-like models count positions from pad_token_id + 1
-    offset = int(getattr(config, "pad_token_id", 0) or 0) + 1
-    return length - offset if config.model_type in ("roberta", "xlm-roberta", "camembert", "mpnet") else length
+    if config.get("model_type") in _OFFSET_POSITIONS:
+        return length - int(config.get("pad_token_id") or 0) - 1
+    return length
 
 
 def export_module(
@@ -354,4 +372,3 @@ def _name_axes(graph: ir.Model, dynamic: Sequence[str]) -> None:
                 for i, d in enumerate(value.shape)
             ]
             value.shape = ir.Shape(dims)
-

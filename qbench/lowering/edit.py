@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-
 #: Metadata key of a node: the layer whose lowering made it.
 LAYER_KEY = "qbench.layer"
 

@@ -31,7 +31,8 @@ class LoadOptions:
     """What a model source leaves open.
 
     Attributes:
-        head: ``embedding``, ``classification`` or ``any``.
+        head: ``embedding``, ``classification``, ``output`` (whatever it gives, one output) or
+            ``any`` (nothing is scored: several outputs are fine).
         pooling: Pooling of hidden states, or ``None`` for the model's own.
         normalize: Whether embeddings are scaled to length 1; ``None`` for the model's own.
         output: The output of an ONNX file that is scored.
@@ -94,7 +95,7 @@ def load_model(source: Any, folder: Path, options: LoadOptions | None = None) ->
     if Path(text).suffix.lower() == ".onnx" or Path(text).is_file():
         return _load_onnx(Path(text), str(source), folder, options)
     head = HeadOptions(
-        "classification" if options.head == "classification" else "embedding",
+        _head_of(Path(text), options.head),
         options.pooling,
         options.normalize,
         options.revision,
@@ -107,6 +108,15 @@ def load_model(source: Any, folder: Path, options: LoadOptions | None = None) ->
     if options.max_length:
         card["max_length"] = min(options.max_length, card.get("max_length") or options.max_length)
     return _store_exported(exported, card, str(source), folder)
+
+
+def _head_of(folder: Path, head: str) -> str:
+    """Return what a Hugging Face model gives where the task does not say."""
+    if head in ("embedding", "classification"):
+        return head
+    config = folder / "config.json"
+    words = config.read_text(encoding="utf-8") if config.is_file() else ""
+    return "classification" if "ForSequenceClassification" in words else "embedding"
 
 
 def _load_module(module: Any, folder: Path, options: LoadOptions) -> Model:

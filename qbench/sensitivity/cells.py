@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from qbench.backends import Backend
+from qbench.backends import Backend, applicability
 from qbench.errors import MeasurementError, QbenchError
 from qbench.lowering import Refusal, lowering_for
 from qbench.records import Estimate, Layer, Status, SweepRecord, TensorRange
 from qbench.sensitivity.replay import ChangedSegments, Replay
-from qbench.statistics import mean_interval, paired_drop
+from qbench.statistics import mean_interval, median_interval, paired_drop
 from qbench.tasks.base import Array, Scores, Task
 from qbench.tasks.outputs import collapsed
 
@@ -73,9 +73,7 @@ def measure_cell(bench: Bench, layer: Layer, format_name: str) -> SweepRecord:
     )
     refusal = refuse(bench, layer, format_name)
     if refusal is not None:
-        return replace(
-            base, status=refusal.status, reason=refusal.reason, remedy=refusal.remedy
-        )
+        return replace(base, status=refusal.status, reason=refusal.reason, remedy=refusal.remedy)
     try:
         record = _measure(bench, layer, base)
     except (QbenchError, ValueError, KeyError, ArithmeticError) as error:
@@ -90,9 +88,11 @@ def measure_cell(bench: Bench, layer: Layer, format_name: str) -> SweepRecord:
 
 def refuse(bench: Bench, layer: Layer, format_name: str) -> Refusal | None:
     """Return why a cell cannot be measured, or ``None``."""
-    offered = bench.backend.offer(layer.kind, format_name)
-    if offered is not None:
-        return Refusal(*offered)
+    status, reason = applicability(layer.kind, format_name, bench.backend)
+    if status is not Status.OK:
+        return Refusal(status, reason)
+    if format_name == bench.backend.high_precision:
+        return Refusal(Status.NOT_APPLICABLE, f"{format_name} is the high precision: no change")
     refusal = lowering_for(format_name).requires(bench.replay.model, layer)
     if refusal is not None:
         return refusal
@@ -194,14 +194,10 @@ def _paired_latency(replay: Replay, changed: ChangedSegments) -> Estimate:
     for batch in local_batches(replay.batches):
         delta = 0.0
         for index, session in changed.sessions.items():
-            pair = [
-                min(_timed(replay, index, batch, s) for _ in range(2)) for s in (session, None)
-            ]
+            pair = [min(_timed(replay, index, batch, s) for _ in range(2)) for s in (session, None)]
             delta += pair[0] - pair[1]
         deltas.append(delta * 1e3)
-    from qbench.statistics import signed_mean_interval
-
-    return signed_mean_interval(deltas)
+    return median_interval(deltas)
 
 
 def _timed(replay: Replay, index: int, batch: int, session: object) -> float:
@@ -250,4 +246,3 @@ def _cosine(dot: float, signal: float, other: float) -> float | None:
     if signal <= 0 or other <= 0:
         return None
     return float(dot / np.sqrt(signal * other))
-

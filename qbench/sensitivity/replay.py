@@ -168,7 +168,9 @@ class Replay:
             np.array_equal(values[name], kept[name]) for name in segment.outputs if name in kept
         )
 
-    def run_segment(self, index: int, batch: int, session: Session | None = None) -> dict[str, Array]:
+    def run_segment(
+        self, index: int, batch: int, session: Session | None = None
+    ) -> dict[str, Array]:
         """Run one segment on the kept activations of one batch; the reference's by default."""
         values = {**self.batches[batch].feeds, **self._kept[batch]}
         return (session or self._sessions[index]).run(values)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from qbench.backends import Backend
 from qbench.records import Layer, SweepRecord, TensorRange
 from qbench.sensitivity.cells import Bench, Reference, measure_cell
 from qbench.sensitivity.replay import Replay
 from qbench.tasks.base import Task
-
-Cell = tuple[str, str]
 
 
 class Sweep:
@@ -45,17 +43,10 @@ class Sweep:
         """The chained reference's outputs and scores."""
         return self.bench.reference
 
-    def run(
-        self, layers: Sequence[Layer], formats: Sequence[str], done: Collection[Cell] = ()
-    ) -> Iterator[SweepRecord]:
-        """Yield the record of every cell that is not in ``done``, in the order of the graph."""
-        skip = set(done)
-        for layer in layers:
-            for name in formats:
-                if (layer.name, name) not in skip:
-                    yield measure_cell(self.bench, layer, name)
+    def measure(self, layer: Layer, format_name: str) -> SweepRecord:
+        """Return the record of one cell; a cell that fails is a record too."""
+        return measure_cell(self.bench, layer, format_name)
 
     def close(self) -> None:
         """Free the sessions."""
         self.bench.replay.close()
-

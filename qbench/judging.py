@@ -1,0 +1,236 @@
+"""Engines of one run: built from formats, measured on a split, timed beside each other."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from qbench.backends import backend_named
+from qbench.calibration.calibrators import clip_of
+from qbench.engine.build import ENGINE_FILE, asked_formats, file_facts, write_engine
+from qbench.engine.realised import read_realised
+from qbench.engine.selftest import self_test
+from qbench.engine.verify import Judge
+from qbench.planning.planfile import plan_sha256
+from qbench.records import (
+    BenchRun,
+    EngineReport,
+    Estimate,
+    Judgement,
+    Plan,
+    PlanLayer,
+    TensorRange,
+    Verdict,
+)
+from qbench.runtime.ort import Session, SessionSettings, open_session
+from qbench.runtime.passes import run_batches
+from qbench.serving.bench import Engine
+from qbench.serving.offline import time_batches
+from qbench.serving.request import Encode, Encoded, Feeds, Pad, Run
+from qbench.tasks.base import Array, Text
+from qbench.tasks.padding import pad_batch
+from qbench.workbench import Workbench
+
+REFERENCE = "reference"
+PLAN = "plan"
+
+#: Batches on which engines of the front are timed beside each other, and how often.
+_TIMED_BATCHES = 8
+_TIMED_ROUNDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An engine to build.
+
+    Attributes:
+        name: Its name in records and its folder.
+        formats: Format of each layer; layers that are left out keep the high precision.
+    """
+
+    name: str
+    formats: Mapping[str, str]
+
+
+def clips_of(work: Workbench, ranges: Iterable[TensorRange]) -> dict[str, float]:
+    """Return the clipping magnitude of each calibrated tensor."""
+    how = work.config.calibrate
+    histograms = work.run.read_histograms()
+    return {
+        seen.tensor: clip_of(seen, how.calibrator, how.percentile, histograms.get(seen.tensor))
+        for seen in ranges
+        if not seen.implicit
+    }
+
+
+def plan_for(work: Workbench, candidate: Candidate, clips: Mapping[str, float]) -> Plan:
+    """Return the plan that gives each layer the candidate's format."""
+    high = work.backend.high_precision
+    return Plan(
+        version=1,
+        backend=work.backend.name,
+        model_source=work.config.model.source,
+        model_sha256=work.model.sha256,
+        layers=tuple(
+            PlanLayer(
+                layer.name,
+                layer.kind,
+                candidate.formats.get(layer.name, high),
+                clips={e.tensor: clips[e.tensor] for e in layer.edges if e.tensor in clips},
+            )
+            for layer in work.layers.layers
+        ),
+        session_options=dict(work.backend.session_options),
+    )
+
+
+def settings_of(work: Workbench, plan: Plan) -> SessionSettings:
+    """Return the session settings that a plan records, on this run's threads."""
+    return SessionSettings(plan.backend, work.settings.threads, dict(plan.session_options))
+
+
+def build(work: Workbench, name: str, plan: Plan, folder: Path | None = None) -> EngineReport:
+    """Build a plan's engine, look at what the runtime made of it, and test it on real samples.
+
+    Raises:
+        PlanError: If a layer cannot take its format.
+        MeasurementError: If the engine does not load, run, or agree with itself.
+    """
+    target = folder or work.run.engine_dir(name)
+    shutil.rmtree(target, ignore_errors=True)
+    path, graph = write_engine(work.model, work.layers, plan, plan_sha256(plan), target)
+    settings = settings_of(work, plan)
+    realised = read_realised(path, graph, work.layers, plan, settings)
+    batches = work.batches("calibration")
+    tested = self_test(path, work.model.path, batches, settings, work.model.output)
+    size, sha256 = file_facts(path)
+    inside = path.is_relative_to(work.run.path)
+    return EngineReport(
+        name=name,
+        path=str(path.relative_to(work.run.path) if inside else path),
+        backend=plan.backend,
+        bytes=size,
+        sha256=sha256,
+        asked=asked_formats(plan),
+        realised=realised.formats,
+        kernels=realised.kernels,
+        fallbacks=realised.fallbacks,
+        max_abs_diff=tested.max_abs_diff,
+        self_test=tested.text,
+    )
+
+
+def engine_path(work: Workbench, name: str) -> Path:
+    """Return the file of an engine; the reference is the model itself."""
+    return work.model.path if name == REFERENCE else work.run.engine_dir(name) / ENGINE_FILE
+
+
+def outputs_of(work: Workbench, path: Path, split: str) -> Array:
+    """Return an engine file's outputs of all items of a split."""
+    with open_session(path, work.settings) as session:
+        return run_batches(session, work.batches(split), work.model.output)
+
+
+def judge_for(work: Workbench, split: str) -> Judge:
+    """Return the judge of a split: the reference has run, the margin is known."""
+    task = work.task(split)
+    reference = outputs_of(work, work.model.path, split)
+    value = task.score(reference, reference).value(task.metrics[0])
+    margin = work.config.plan.allowed_drop.margin(value)
+    return Judge(task, split, reference, margin, work.config.run.seed)
+
+
+def judge(work: Workbench, judge_: Judge, name: str) -> Judgement:
+    """Measure one built engine on the judge's split."""
+    return judge_.judge(name, outputs_of(work, engine_path(work, name), judge_.split))
+
+
+def serve_with(work: Workbench, name: str) -> Engine:
+    """Return an engine as the server and the timer want it."""
+    path, entries = engine_path(work, name), work.settings.entries
+
+    @functools.cache
+    def session_of(threads: int) -> Session:
+        return open_session(path, SessionSettings(work.backend.name, threads, entries))
+
+    def open_lane(threads: int) -> Run:
+        return session_of(threads).run  # sessions run on several threads at once: lanes share one
+
+    return Engine(name, open_lane)
+
+
+def time_engines(work: Workbench, names: Sequence[str]) -> dict[str, Estimate]:
+    """Return each engine's time over the reference's, paired and interleaved (< 1 is faster)."""
+    batches = work.batches("sweep")
+    picked = sorted({int(i) for i in np.linspace(0, len(batches) - 1, _TIMED_BATCHES)})
+    engines = [serve_with(work, name) for name in (REFERENCE, *names)]
+    feeds = [batches[i].feeds for i in picked]
+    times = time_batches(
+        engines, feeds, _TIMED_ROUNDS, threads=work.settings.threads, seed=work.config.run.seed
+    )
+    return {t.engine: t.ratio_to(times[0]) for t in times[1:]}
+
+
+def discard(work: Workbench, names: Iterable[str]) -> None:
+    """Remove engines that were built to be measured; the same plan builds the same bytes."""
+    for name in names:
+        shutil.rmtree(work.run.engine_dir(name), ignore_errors=True)
+
+
+def reference_report(work: Workbench) -> EngineReport:
+    """Return the model itself as an engine: nothing lowered."""
+    size, sha256 = file_facts(work.model.path)
+    asked = {work.backend.high_precision: len(work.layers.layers)}
+    path = str(work.model.path.relative_to(work.run.path))
+    return EngineReport(
+        REFERENCE, path, work.backend.name, size, sha256, asked, asked, {}, self_test="the model"
+    )
+
+
+def is_gain(plan: Plan) -> bool:
+    """Whether a plan lowers anything."""
+    high = backend_named(plan.backend).high_precision
+    return any(entry.format != high for entry in plan.layers)
+
+
+def encoder(work: Workbench) -> Encode:
+    """Return what turns texts (with their pairs) into token ids."""
+    tokenizer = work.tokenizer
+
+    def encode(texts: Sequence[Text]) -> Sequence[Encoded]:
+        pairs = [pair for _, pair in texts if pair is not None]
+        if pairs and len(pairs) < len(texts):
+            return [encode([text])[0] for text in texts]
+        return tokenizer([text for text, _ in texts], pairs or None)
+
+    return encode
+
+
+def padder(work: Workbench) -> Pad:
+    """Return what pads encoded requests to one batch of feeds."""
+    specs, pad_id = work.model.inputs, work.tokenizer.pad_id
+
+    def pad(encoded: Sequence[Encoded]) -> Feeds:
+        return pad_batch(encoded, specs, pad_id=pad_id)
+
+    return pad
+
+
+def record_gain(work: Workbench, measured: BenchRun) -> None:
+    """Make a verified plan ``no_gain`` where its engine is neither faster under load nor smaller."""
+    plan = next((s for s in measured.summaries if s.engine == PLAN), None)
+    sizes = {report.name: report.bytes for report in work.run.read_engines()}
+    if plan is None or work.run.read_run().get("verdict") != Verdict.VERIFIED:
+        return
+    smaller = sizes.get(PLAN, 0) < sizes.get(REFERENCE, 0)
+    if plan.speedup.high <= 1.0 or (plan.speedup.value <= 1.0 and not smaller):
+        words = (
+            f"served {plan.speedup.value:.2f}x [{plan.speedup.low:.2f}, {plan.speedup.high:.2f}] "
+            f"as fast as the reference in the batcher: do not quantize for speed at this load"
+        )
+        work.run.write_run({"verdict": str(Verdict.NO_GAIN), "verdict_words": words})

@@ -1,0 +1,273 @@
+"""Read this first: the path from a model to a verified engine, on one page.
+
+    model ─► layers ─► ranges ─► sweep records ─► plan ─► engine ─► verification ─► benchmark
+
+Each verb takes the workbench of a run, does one stage, writes its records to the run's folder and
+returns them. ``run`` does all of them in order; each can be run alone, and again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from qbench import judging
+from qbench.calibration.collect import calibrate as observe_ranges
+from qbench.config import Config
+from qbench.graph.layers import find_layers
+from qbench.judging import PLAN, REFERENCE
+from qbench.planner import BASELINES, decide, propose_baselines
+from qbench.planning.planfile import read_plan, write_plan
+from qbench.progress import Listener, Silence
+from qbench.records import (
+    BenchRun,
+    EngineReport,
+    Judgement,
+    Plan,
+    SweepRecord,
+    TensorRange,
+    Verdict,
+    to_dict,
+)
+from qbench.runtime.loading import load_model
+from qbench.runtime.ort import open_session
+from qbench.sensitivity.replay import Replay
+from qbench.sensitivity.sweep import Sweep
+from qbench.serving.bench import BenchSettings, Workload
+from qbench.serving.bench import bench as serve_and_measure
+from qbench.tasks import batches_sha256, check_expectation
+from qbench.workbench import Workbench
+
+__all__ = [
+    "bench",
+    "build_engine",
+    "calibrate",
+    "find_layers",
+    "load_model",
+    "make_plan",
+    "run",
+    "start",
+    "sweep",
+    "verify",
+]
+
+
+def run(config: Config, listener: Listener | None = None) -> Workbench:
+    """Do the whole path and return its workbench; the records lie in its run folder."""
+    listener = listener or Silence()
+    work = start(config, listener)
+    calibrate(work, listener)
+    for _ in sweep(work, listener):
+        pass
+    make_plan(work, listener)
+    build_engine(work, listener)
+    verify(work, listener)
+    bench(work, listener)
+    work.run.finish()
+    return work
+
+
+def start(config: Config, listener: Listener | None = None) -> Workbench:
+    """Begin the run of a configuration, or continue it; open model, data and layers.
+
+    Raises:
+        InputError: If model, data or configuration cannot be used.
+    """
+    listener = listener or Silence()
+    work = Workbench.start(config)
+    listener.stage("data: reading and splitting")
+    _ = work.data
+    listener.stage("model: loading, exporting and checking")
+    _ = work.model
+    listener.stage("layers: finding")
+    _ = work.chosen
+    for split in ("calibration", "sweep", "verification"):
+        work.batches(split)
+    return work
+
+
+def calibrate(work: Workbench, listener: Listener | None = None) -> tuple[TensorRange, ...]:
+    """Return the range of every tensor that a format could touch, from one streaming pass."""
+    batches = work.batches("calibration")
+    (listener or Silence()).stage("ranges: calibrating", len(batches))
+
+    def told() -> Iterator[object]:
+        for batch in batches:
+            yield batch
+            (listener or Silence()).step()
+
+    found = observe_ranges(
+        work.model.ir, work.layers, told(), lambda graph: open_session(graph, work.settings)
+    )
+    work.run.write_ranges(found.ranges, found.histograms)
+    return found.ranges
+
+
+def sweep(work: Workbench, listener: Listener | None = None) -> Iterator[SweepRecord]:
+    """Yield the record of every cell; cells that the journal holds come from it.
+
+    Raises:
+        DataError: If the reference misses the value that was declared for it.
+        RunDirError: If the journal was made from something else; the difference is named.
+    """
+    listener = listener or Silence()
+    ranges, task, batches = work.run.read_ranges(), work.task("sweep"), work.batches("sweep")
+    work.run.start_journal(work.journal_key(batches_sha256(batches)))
+    known = {(r.layer, r.format): r for r in work.run.read_sweep()}
+    formats = work.config.sweep.formats
+    cells = [(layer.name, name) for layer in work.chosen for name in formats]
+    listener.stage("sweep: running the reference")
+    settings = work.settings
+    replay = Replay(work.model.ir, work.layers, batches, settings, work.model.output)
+    runner = Sweep(
+        replay, task, work.backend, judging.clips_of(work, ranges), ranges, work.config.run.seed
+    )
+    _check_reference(work, runner)
+    listener.stage("sweep: cells", len(cells))
+    try:
+        for cell in cells:
+            if cell in known:
+                listener.step("from the journal")
+                yield known[cell]
+                continue
+            record = runner.measure(work.layers.by_name()[cell[0]], cell[1])
+            work.run.append_sweep(record)
+            listener.step(f"{cell[0]} {cell[1]}")
+            yield record
+    finally:
+        runner.close()
+
+
+def _check_reference(work: Workbench, runner: Sweep) -> None:
+    scores = runner.reference.scores
+    values = {m.name: scores.value(m) for m in work.task("sweep").metrics}
+    work.run.write_run({"reference": {"split": "sweep", "values": values}})
+    expect = work.config.task.expect
+    if expect is not None:
+        check_expectation(
+            expect.metric, values.get(expect.metric, float("nan")), expect.value, expect.tolerance
+        )
+
+
+def make_plan(work: Workbench, listener: Listener | None = None) -> Plan:
+    """Return the cheapest plan whose built engine was measured to be non-inferior.
+
+    The front's engines are built and measured on the sweep split; what each gave is kept.
+    """
+    decision = decide(work, listener or Silence())
+    write_plan(decision.plan, work.run.plan_path)
+    work.run.write_front(decision.front)
+    work.run.write_judgements("sweep", decision.judgements)
+    work.run.write_run({"verdict": str(decision.verdict), "verdict_words": decision.words})
+    return decision.plan
+
+
+def current_plan(work: Workbench, path: Path | None = None) -> Plan:
+    """Return a plan as its file says, hand edits included; the run's own by default.
+
+    Raises:
+        PlanError: If it names an unknown layer, an impossible format, or another model.
+    """
+    return read_plan(
+        path or work.run.plan_path,
+        work.layers,
+        model_sha256=work.model.sha256,
+        backend=work.backend.name,
+    )
+
+
+def build_engine(
+    work: Workbench,
+    listener: Listener | None = None,
+    plan_path: Path | None = None,
+    folder: Path | None = None,
+) -> EngineReport:
+    """Build the engine of a plan file and return what it is.
+
+    Args:
+        work: The workbench of a run.
+        listener: Hears of progress.
+        plan_path: The plan; the run's own by default.
+        folder: Where the engine goes; in the run by default, and recorded there.
+    """
+    (listener or Silence()).stage("engine: building and testing")
+    report = judging.build(work, PLAN, current_plan(work, plan_path), folder)
+    if folder is None:
+        work.run.write_engines([report])
+    return report
+
+
+def verify(work: Workbench, listener: Listener | None = None) -> tuple[Judgement, ...]:
+    """Judge the plan's engine, and the engines it is compared with, on samples nothing else saw.
+
+    The reference is judged against itself, so that its row shows what no change looks like.
+    """
+    listener = listener or Silence()
+    plan = current_plan(work)
+    candidates = propose_baselines(work, plan)
+    listener.stage("verification: engines", len(candidates) + 2)
+    judge = judging.judge_for(work, "verification")
+    reports = [judging.reference_report(work), *_keep_plan_report(work)]
+    judgements = []
+    for name in (PLAN, REFERENCE):
+        judgements.append(judging.judge(work, judge, name))
+        listener.step(name)
+    clips = judging.clips_of(work, work.run.read_ranges())
+    for candidate in candidates:
+        reports.append(
+            judging.build(work, candidate.name, judging.plan_for(work, candidate, clips))
+        )
+        judgements.append(judging.judge(work, judge, candidate.name))
+        listener.step(candidate.name)
+    work.run.write_engines(reports)
+    work.run.write_judgements("verification", judgements)
+    _record_verdict(work, plan, judgements[0])
+    return tuple(judgements)
+
+
+def _keep_plan_report(work: Workbench) -> list[EngineReport]:
+    return [report for report in work.run.read_engines() if report.name == PLAN]
+
+
+def _record_verdict(work: Workbench, plan: Plan, judged: Judgement) -> None:
+    """Write what verification said into plan and run; an earlier ``no_gain`` stands."""
+    write_plan(replace(plan, verified=to_dict(judged)), work.run.plan_path)
+    if judging.is_gain(plan):
+        work.run.write_run({"verdict": str(judged.verdict), "verdict_words": judged.remark})
+
+
+def bench(work: Workbench, listener: Listener | None = None) -> BenchRun:
+    """Measure the plan's engine and those beside it in the batcher, in one interleaved run.
+
+    A plan whose engine is neither faster under load nor smaller ends as ``no_gain``.
+    """
+    listener = listener or Silence()
+    names = [REFERENCE, PLAN, *(n for n in BASELINES if judging.engine_path(work, n).is_file())]
+    how, task = work.config.bench, work.task("verification")
+    settings = BenchSettings(
+        clients=how.clients,
+        rounds=how.rounds,
+        seconds=how.seconds,
+        token_budget=how.token_budget,
+        max_wait_ms=how.max_wait_ms,
+        queue=how.queue,
+        seed=work.config.run.seed,
+    )
+    listener.stage("benchmark: slices", len(names) * how.rounds)
+    result = serve_and_measure(
+        [judging.serve_with(work, name) for name in names],
+        Workload(list(task.texts), judging.padder(work), judging.encoder(work)),
+        settings,
+        conditions={"model": work.config.model.source, "model_sha256": work.model.sha256},
+        on_slice=lambda done, total: listener.step(),
+    )
+    work.run.write_bench(result)
+    judging.record_gain(work, result)
+    return result
+
+
+def verdict_of(work: Workbench) -> Verdict | None:
+    """Return the verdict that a run has reached so far."""
+    said = work.run.read_run().get("verdict")
+    return Verdict(said) if said else None
