@@ -21,8 +21,8 @@ FLOORS = {
     **dict.fromkeys(["schemas", "graph", "lowering"], 2),
     **dict.fromkeys(["runtime", "tasks"], 3),
     **dict.fromkeys(["calibration", "sensitivity", "planning", "engine", "serving"], 4),
-    **dict.fromkeys(["pipeline", "planner", "judging", "workbench", "progress", "testing"], 5),
-    **dict.fromkeys(["cli", "report"], 6),
+    **dict.fromkeys(["pipeline", "planner", "judging", "workbench", "progress"], 5),
+    **dict.fromkeys(["cli", "report", "testing"], 6),
 }
 STAGES = {part for part, floor in FLOORS.items() if floor == 4}
 #: Libraries too heavy to be imported before they are needed.
