@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -30,19 +31,20 @@ class Namer:
         self._view = view
         self._owners = owners
         self._prefix = _wrapper(view, groups)
-        self._tables: set[str] = set()
         self._paths: dict[Found, str] = {}
         self._taken: set[str] = set()
-        for kinds in ((Kind.EMBEDDING,), (Kind.LINEAR, Kind.CONV), (Kind.LAYERNORM,)):
-            for uses in groups:
-                if uses[0].kind in kinds:
-                    self._read_weighted(uses)
+        claimed = Counter(path for uses in groups for path in set(_stored_paths(uses[0])))
+        for uses in groups:
+            if uses[0].kind in _WEIGHTED:
+                path = next(filter(None, _weight_paths(uses[0], claimed)), "")
+                if path:
+                    self._paths |= dict.fromkeys(uses, self._short(path))
 
     def name(self, use: Found) -> tuple[str, str]:
         """Return the name of the layer whose first use is ``use``, and its module path."""
         if use in self._paths:
             path = self._paths[use]
-            return self._unique(path), _module(path)
+            return self._unique(path), path
         if use.kind in _WEIGHTED and use.weight is not None:
             return self._unique(f"{use.kind}.{name_of(use.weight.value)}"), ""
         if use.role:
@@ -67,15 +69,6 @@ class Namer:
             candidate = f"{name}_{number}"
         self._taken.add(candidate)
         return candidate
-
-    def _read_weighted(self, uses: Sequence[Found]) -> None:
-        for path in _weight_paths(uses[0]):
-            path = self._short(path)
-            if path and not (uses[0].kind is Kind.LINEAR and path in self._tables):
-                if uses[0].kind is Kind.EMBEDDING:
-                    self._tables.add(path)
-                self._paths |= dict.fromkeys(uses, path)
-                return
 
     def _short(self, path: str) -> str:
         if self._prefix and (path == self._prefix or path.startswith(self._prefix + ".")):
@@ -113,13 +106,23 @@ class Namer:
         return any(p == path or p.startswith(path + ".") for p in self._paths.values())
 
 
-def _weight_paths(use: Found) -> Iterable[str]:
-    """Yield module paths of a layer with a weight, the most trustworthy first."""
+def _weight_paths(use: Found, claimed: Mapping[str, int]) -> Iterable[str]:
+    """Yield module paths of a layer with a weight, the most trustworthy first.
+
+    A path that the weights of several layers tell (tied or equal constants that an exporter
+    merged) is trusted less than what the node says.
+    """
+    stored = list(_stored_paths(use))
+    yield from (path for path in stored if claimed[path] == 1)
+    yield _scope(use.anchor)
+    yield _slashed(use.anchor.name or "")
+    yield from stored
+
+
+def _stored_paths(use: Found) -> Iterable[str]:
     for origin in (use.weight, use.bias):
         if origin is not None:
             yield from _origin_paths(origin)
-    yield _scope(use.anchor)
-    yield _slashed(use.anchor.name or "")
 
 
 def _origin_paths(origin: Origin) -> Iterable[str]:
@@ -164,22 +167,12 @@ def _parent(path: str) -> str:
     return path.rpartition(".")[0]
 
 
-def _module(path: str) -> str:
-    return path
-
-
 def _wrapper(view: View, groups: Sequence[Sequence[Found]]) -> str:
     """Return the attribute that a bare export wrapper holds the model in, or "".
 
     It must begin the path of every named weight and every scope that the exporter wrote.
     """
-    firsts = {
-        path.split(".")[0]
-        for uses in groups
-        for origin in (uses[0].weight, uses[0].bias)
-        if origin is not None
-        for path in _origin_paths(origin)
-    }
+    firsts = {path.split(".")[0] for uses in groups for path in _stored_paths(uses[0])}
     scopes = [_listed(node, _SCOPES) for node in view.nodes]
     firsts |= {s[1] for s in scopes if len(s) > 2 and s[0] == ""}
     told = any(len(s) > 2 for s in scopes)

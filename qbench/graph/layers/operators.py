@@ -57,4 +57,4 @@ TO_CONTEXT = VIEWS | _words("Where Mul Slice")
 #: Under which a tensor of a residual stream is still the same tensor.
 SAME_STREAM = VIEWS | _words("Expand Slice Pad")
 #: Between a table of sines and the product with activations.
-TABLE_STEPS = VIEWS | _words("Slice Split Concat Expand")
+TABLE_STEPS = VIEWS | _words("Slice Split Concat Expand Tile")

@@ -144,8 +144,8 @@ class _Scene:
         after_layer = bool(self._view.ancestors[self._view.position[node]] & self._layered)
         if node.op_type in ("Shape", "Size") or (uses == {_SHAPE} and not is_float):
             return _SHAPE
-        if _MASK_WORK in uses and not after_layer:
-            return _MASK_WORK
+        if _MASK_WORK in uses:
+            return _of_mask(node, after_layer)
         if node in self._turned or _ROTARY in uses:
             return _MOVE if node.op_type in MOVES and after_layer else _ROTARY
         if not is_float:
@@ -195,6 +195,12 @@ class _Scene:
         if op in ARITHMETIC:
             return f"{op}: arithmetic outside any pattern"
         return f"{op}: no layer kind covers it"
+
+
+def _of_mask(node: ir.Node, after_layer: bool) -> str:
+    if not after_layer:
+        return _MASK_WORK
+    return _MOVE if node.op_type in MOVES else MASK
 
 
 def _constant_reason(view: View, node: ir.Node) -> str:

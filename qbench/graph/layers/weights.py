@@ -221,6 +221,8 @@ def _turns(view: View, node: ir.Node) -> bool:
         for user, index in view.users(value):
             if user.op_type in TABLE_STEPS and not user.domain:
                 queue += [*user.outputs]
+            elif user.op_type in ("Shape", "Size"):
+                continue
             elif user.op_type == "Mul" and not view.static(user.inputs[1 - index]):
                 products += 1
             else:
