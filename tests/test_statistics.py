@@ -184,12 +184,12 @@ def test_same_seed_same_interval() -> None:
 
 def test_memory_stays_small_for_many_samples() -> None:
     rng = np.random.default_rng(6)
-    before = rng.integers(0, 3, size=(20_000, 2)).astype(float)
+    before = rng.integers(0, 3, size=(8_000, 2)).astype(float)
     after = before.copy()
     after[:3000, 1] = rng.integers(0, 3, size=3000)
     tracemalloc.start()
     paired_drop(F1, before, after, resamples=200)
-    paired_drop(ACCURACY, rng.random(20_000), rng.random(20_000), resamples=500)
+    paired_drop(ACCURACY, rng.random(8_000), rng.random(8_000), resamples=500)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 200e6

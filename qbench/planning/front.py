@@ -50,7 +50,7 @@ def front(
         ties: Layers that share storage.
 
     Returns:
-        The proposals; empty where no choice is cheaper than the least divergent one.
+        The proposals; empty where no choice is cheaper than all high precision.
 
     Raises:
         InputError: If ``levels`` is below 1.
@@ -60,13 +60,14 @@ def front(
     groups = group_options(options, ties)
     careful = _at(options, 0.0, objective, ties, groups)
     cheapest = _cheapest(options, groups, objective, ties)
-    saving = cost_of(careful, objective) - cost_of(cheapest, objective)
+    kept = math.fsum(cost_of(group.options[0], objective) for group in groups)
+    saving = kept - cost_of(cheapest, objective)
     if saving <= 0:
         return []
     most = cheapest.divergence_sum
     if most <= careful.divergence_sum:
         return [cheapest]
-    share = cost_of(careful, objective) - saving / levels
+    share = kept - saving / levels
     least = _least_level(options, (careful.divergence_sum, most), share, objective, ties)
     found: dict[tuple[str, ...], Proposal] = {tuple(careful.formats.values()): careful}
     for level in np.geomspace(least, most, levels) if levels > 1 else [most]:

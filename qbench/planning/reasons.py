@@ -123,7 +123,7 @@ def _why_lowered(
     if cheaper:
         other = min(cheaper, key=lambda o: cost_of(o, objective))
         what = (
-            f"{_LESS[objective]} within the divergence budget; {other.format} has fewer and "
+            f"within the divergence budget; {other.format} takes fewer {_LESS[objective]} and "
             f"diverges by {other.divergence:.2g}"
         )
     return f"{form}: {what}; divergence {chosen.divergence:.2g} (rank {rank} of {total})"
