@@ -55,8 +55,6 @@ if TYPE_CHECKING:
         TensorRange,
         Verdict,
     )
-    from qbench.report.page import write_report
-    from qbench.report.page import write_report
     from qbench.report.run_view import open_run
     from qbench.rundir import RunDir
 

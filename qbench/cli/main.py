@@ -30,7 +30,7 @@ COMMANDS = {
     "build": "Build the engine of a plan.",
     "verify": "Verify an engine on samples that nothing else saw.",
     "bench": "Measure engines under load in the batcher.",
-    "report": "Write the report of a run.",
+    "report": "Write the report of a run: one self-contained page that needs no network.",
     "doctor": "Say what is installed, what can run here, and what is missing.",
 }
 EXIT_INTERRUPTED = 130
