@@ -24,14 +24,13 @@ output is one JSON object; an error is `{"error": …, "exit_code": …}`.
 
 def render() -> str:
     """Return the page."""
-    parent = click.Context(cli, info_name="qbench", max_content_width=88, terminal_width=88)
+    settings = {**cli.context_settings, "max_content_width": 88, "terminal_width": 88}
+    parent = click.Context(cli, info_name="qbench", **settings)
     parts = [_HEAD, _section("qbench", cli, parent)]
     for name in cli.list_commands(parent):
         command = cli.get_command(parent, name)
         assert command is not None
-        context = click.Context(
-            command, parent, info_name=name, max_content_width=88, terminal_width=88
-        )
+        context = click.Context(command, parent, info_name=name, **settings)
         parts.append(_section(f"qbench {name}", command, context))
     return "\n".join(parts)
 
