@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -156,11 +156,3 @@ def _replace(graph: ir.Graph, old: ir.Node, new: list[ir.Node], result: ir.Value
     target.replace_all_uses_with(result, replace_graph_outputs=True)
     graph.remove(old, safe=True)
     result.name = name
-
-
-def values_of(model: ir.Model) -> Iterator[ir.Value]:
-    """Yield graph inputs, initializers and node outputs."""
-    yield from model.graph.inputs
-    yield from model.graph.initializers.values()
-    for node in model.graph:
-        yield from node.outputs
