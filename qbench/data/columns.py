@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from qbench.data.content import clean_text
 from qbench.errors import DataError, did_you_mean
 
@@ -144,18 +146,14 @@ def _missing(value: Any) -> bool:
 
 
 def _nested(value: Any) -> bool:
-    return isinstance(value, (list, tuple, dict, set)) or getattr(value, "ndim", 0) > 0
+    return isinstance(value, (list, tuple, dict, set, np.ndarray))
 
 
 def _text(value: Any, name: str, row: int) -> str:
     """Return a text, empty where there is none."""
     if isinstance(value, str):
         return clean_text(value)
-    if (
-        isinstance(value, (list, tuple, dict, set, bytes))
-        or hasattr(value, "__array_interface__")
-        and getattr(value, "ndim", 0)
-    ):
+    if isinstance(value, bytes) or _nested(value):
         raise DataError(
             f"row {row + 1}, column {name!r}: text is needed, got {type(value).__name__}"
             f" {str(value)[:60]!r}"

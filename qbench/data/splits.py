@@ -92,8 +92,8 @@ def split_table(
 ) -> Splits:
     """Split a table.
 
-    Where there are too few samples for the sizes asked, all sizes are scaled by one factor (with
-    ``rest``, verification then gets a quarter), and a remark says so.
+    Where there are too few samples for the sizes asked, each split gets its minimum and the others
+    are shared in proportion (``rest`` then counts as a quarter of all), and a remark says so.
 
     Args:
         table: Rows with canonical columns.
@@ -179,11 +179,11 @@ def _targets(total: int, sizes: SplitSizes) -> tuple[dict[str, int], tuple[str, 
             f"the data has {total} samples after merging duplicates, and three splits need at"
             f" least {sum(least.values())}"
         )
-    room = total * 3 // 4 if rest else total
-    if fixed <= room:
+    if fixed <= (total * 3 // 4 if rest else total):
         return {n: total if size == "rest" else size for n, size in asked.items()}, ()
-    scale = room / fixed
-    targets = {n: max(least[n], int(s * scale)) for n, s in asked.items() if s != "rest"}
+    shares = {n: fixed / 3 if size == "rest" else size for n, size in asked.items()}
+    spare, whole = total - sum(least.values()), sum(shares.values())
+    targets = {n: min(least[n] + int(spare * shares[n] / whole), int(shares[n])) for n in asked}
     targets["verification"] = total - targets["calibration"] - targets["sweep"]
     words = ", ".join(f"{name} {asked[name]}" for name in SPLITS)
     got = ", ".join(f"{name} {targets[name]}" for name in SPLITS)

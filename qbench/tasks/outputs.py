@@ -88,9 +88,10 @@ def collapsed(outputs: Array) -> str | None:
 
     Outputs that do not depend on the item can still give a metric that looks plausible.
     """
-    flat = np.asarray(outputs, np.float64).reshape(len(outputs), -1)
-    if flat.size == 0:
+    given = np.asarray(outputs, np.float64)
+    if given.size == 0:
         return "the model gave no outputs"
+    flat = given.reshape(len(given), -1)
     if not np.isfinite(flat).any():
         return "no output is a finite number"
     if not flat.any():
