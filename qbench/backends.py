@@ -86,6 +86,7 @@ def backend_named(name: str) -> Backend:
         )
     return backend
 
+
 #: Kinds whose layer holds a matrix that can be stored in fewer bits.
 _STORED = (Kind.LINEAR, Kind.CONV, Kind.EMBEDDING)
 #: What quantizes a kind in this version, besides fp32 and fp16.

@@ -161,12 +161,15 @@ def _row_problems(row: PlanLayer, backend: Backend, layer: Layer | None) -> Iter
 def _schema_words(error: ValidationError, document: Mapping[str, Any]) -> Iterator[str]:
     """Yield what a schema violation means, in our words."""
     where = _place(list(error.absolute_path), document)
-    if error.validator == "additionalProperties" and error.validator_value is False:
-        allowed = list(error.schema["properties"])
-        unknown = [name for name in error.instance if name not in allowed]
+    given: Any = error.instance
+    rule: Any = error.validator_value
+    if error.validator == "additionalProperties" and rule is False:
+        schema: Any = error.schema
+        allowed = list(schema["properties"])
+        unknown = [name for name in given if name not in allowed]
         yield from (where + unknown_name("key", str(name), allowed) for name in unknown)
     elif error.validator == "required":
-        absent = [name for name in error.validator_value if name not in error.instance]
+        absent = [name for name in rule if name not in given]
         yield f"{where}missing: {', '.join(map(repr, absent))}"
     else:
         yield where + _value_words(error)
@@ -174,7 +177,8 @@ def _schema_words(error: ValidationError, document: Mapping[str, Any]) -> Iterat
 
 def _value_words(error: ValidationError) -> str:
     """Return what is wrong with one value, and what is allowed there."""
-    given, rule = error.instance, error.validator_value
+    given: Any = error.instance
+    rule: Any = error.validator_value
     match error.validator:
         case "enum":
             what = str(error.absolute_path[-1]) if error.absolute_path else "value"
