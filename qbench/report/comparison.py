@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,9 +33,8 @@ ENGINE_COLUMNS = (
 )  # fmt: skip
 FRONT_COLUMNS = (
     "engine", "role", "level", "chosen", "formats", "predicted", "predicted_low",
-    "predicted_high", "bytes", "predicted_bytes", "predicted_seconds", "metric", "drop",
-    "drop_low", "drop_high", "margin", "verdict", "n", "n_needed", "divergence",
-    "divergence_low", "divergence_high",
+    "predicted_high", "bytes", "time_ratio", "metric", "drop", "drop_low", "drop_high", "margin",
+    "verdict", "n", "n_needed", "divergence", "divergence_low", "divergence_high",
 )  # fmt: skip
 BENCH_COLUMNS = (
     "engine", "requests", "throughput_rps", "throughput_low_rps", "throughput_high_rps",
@@ -183,29 +183,36 @@ def front_table(
     reports: Iterable[EngineReport],
     plan: Plan | None = None,
 ) -> pd.DataFrame:
-    """Return one row for each proposal of the planner and each engine judged on the sweep split.
+    """Return one row for each proposal of the planner, with what its engine gave.
 
     Args:
         front: Proposals; the keys ``engine`` (else they are numbered), ``level``,
-            ``divergence_sum`` (a number or an estimate), ``bytes``, ``seconds``, ``formats`` and
-            ``chosen`` are shown where present.
+            ``divergence_sum`` (a number or an estimate), ``bytes``, ``time_ratio``, ``formats``
+            and ``chosen`` are shown where present.
         judgements: What the built engines gave on the sweep split.
-        reports: What was built.
-        plan: The plan; its own prediction is a row where it is no proposal itself.
+        reports: What was built; engines of the front may have been removed again.
+        plan: The plan; a chosen proposal counts as the plan unless the plan was edited since.
     """
     proposed: dict[str, Mapping[str, Any]] = {
         str(row.get("engine", f"front-{place}")): row for place, row in enumerate(front, 1)
     }
-    if plan is not None and plan.predicted:
-        foretold = {"divergence_sum": plan.predicted.get("divergence"), "formats": plan.formats()}
-        proposed.setdefault(PLAN, {**plan.predicted, **foretold})
     judged: dict[str, Judgement] = {}
     for judgement in judgements:
         judged.setdefault(judgement.engine, judgement)
     built = {report.name: report for report in reports}
-    names = dict.fromkeys([*proposed, *judged])
-    rows = [_front_row(n, proposed.get(n, {}), judged.get(n), built.get(n)) for n in names]
+    rows = []
+    for name in dict.fromkeys([*proposed, *judged]):
+        row = _front_row(name, proposed.get(name, {}), judged.get(name), built.get(name))
+        chosen = bool(row["chosen"]) and not _was_edited(plan, row["formats"])
+        rows.append(row | {"chosen": chosen, "role": PLAN if chosen else row["role"]})
     return pd.DataFrame(rows, columns=list(FRONT_COLUMNS))
+
+
+def _was_edited(plan: Plan | None, formats: Any) -> bool:
+    """Whether a plan no longer has as many layers of each format as the chosen proposal."""
+    if plan is None or not isinstance(formats, Mapping):
+        return False
+    return dict(Counter(plan.formats().values())) != dict(formats)
 
 
 def _front_row(
@@ -221,8 +228,7 @@ def _front_row(
         "chosen": bool(proposal.get("chosen", name == PLAN)),
         "formats": proposal.get("formats"),
         "bytes": report.bytes if report is not None else proposal.get("bytes"),
-        "predicted_bytes": proposal.get("bytes"),
-        "predicted_seconds": proposal.get("seconds"),
+        "time_ratio": proposal.get("time_ratio"),
         **predicted_columns(proposal.get("divergence_sum")),
     }
     return row | (_judgement_columns(judgement) if judgement is not None else {})

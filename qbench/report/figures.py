@@ -80,11 +80,13 @@ def figures_of(run: RunRecords) -> dict[str, Figure]:
         drawn["plan_formats"] = lambda: draw_plan_formats(plan)
     if run.deciding or run.judgements:
         drawn["front"] = lambda: draw_front(
-            front_data(run.front, run.deciding, run.judgements, run.engines, bench)
+            front_data(run.front, run.deciding, run.judgements, run.engines, bench, plan)
         )
-    if run.front or plan is not None:
+    if run.front:
         table = front_table(run.front, run.deciding, run.engines, plan)
-        drawn["predicted"] = lambda: draw_predicted(predicted_data(table, run.judgements))
+        drawn["predicted"] = lambda: draw_predicted(
+            predicted_data(table, run.judgements, run.sweep)
+        )
     if bench is not None:
         drawn["stages"] = lambda: draw_stages(bench)
         drawn["distribution"] = lambda: draw_distribution(bench)

@@ -9,7 +9,8 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from qbench.records import BenchRun, EngineReport, Judgement, Plan
+from qbench.planning.costs import sum_divergence
+from qbench.records import BenchRun, EngineReport, Judgement, Plan, SweepRecord
 from qbench.report.comparison import compare_engines, engines_table, front_table
 from qbench.report.figure_style import (
     FORMAT_COLOURS,
@@ -27,9 +28,17 @@ from qbench.report.figure_style import (
     tips,
     titled,
 )
-from qbench.report.wording import split_block
+from qbench.report.samples import cells_by_format
+from qbench.report.tables import estimate_columns
+from qbench.report.wording import PLAN, split_block
 
 _SPLIT_WORDS = {"sweep": "sweep split (decided)", "verification": "verification split (held out)"}
+#: How each cost is said: in a heading, and at an axis.
+_COST_WORDS = {
+    "size": ("size", "engine size, MB"),
+    "time": ("time of a batch", "time of a batch ÷ the reference's"),
+    "latency": ("latency under load", "median latency under load, ms"),
+}
 FRONT_DATA_COLUMNS = (
     "panel", "split", "engine", "role", "cost", "cost_value", "metric", "drop", "drop_low",
     "drop_high", "margin", "verdict", "n",
@@ -42,18 +51,22 @@ def front_data(
     verification: Sequence[Judgement],
     reports: Sequence[EngineReport],
     bench: BenchRun | None = None,
+    plan: Plan | None = None,
 ) -> pd.DataFrame:
     """Return one row for each engine, split and cost: its paired drop beside what it costs.
 
-    Costs are ``size`` (MB) on both splits and ``latency`` (median ms under load) on the
-    verification split.
+    Costs on the sweep split are ``size`` (MB) and ``time`` (of a batch, reference = 1); on the
+    verification split ``size`` and ``latency`` (median ms under load).
     """
-    deciding = front_table(front, sweep, reports)
+    deciding = front_table(front, sweep, reports, plan)
     held_out = engines_table(compare_engines(verification, reports, bench))
-    sized = [("sweep", deciding), ("verification", held_out)]
-    rows = [_with_cost(frame, split, "size", frame["bytes"] / 1e6) for split, frame in sized]
-    rows.append(_with_cost(held_out, "verification", "latency", held_out["p50_ms"]))
-    filled = [frame for frame in rows if len(frame)]
+    parts = [
+        _with_cost(deciding, "sweep", "size", deciding["bytes"] / 1e6),
+        _with_cost(deciding, "sweep", "time", deciding["time_ratio"]),
+        _with_cost(held_out, "verification", "size", held_out["bytes"] / 1e6),
+        _with_cost(held_out, "verification", "latency", held_out["p50_ms"]),
+    ]
+    filled = [part for part in parts if len(part)]
     if not filled:
         return pd.DataFrame(columns=list(FRONT_DATA_COLUMNS))
     return pd.concat(filled, ignore_index=True)
@@ -61,8 +74,7 @@ def front_data(
 
 def _with_cost(frame: pd.DataFrame, split: str, cost: str, values: pd.Series[Any]) -> pd.DataFrame:
     found = frame.assign(split=split, cost=cost, cost_value=values.astype(float))
-    words = {"size": "size", "latency": "latency under load"}[cost]
-    found["panel"] = f"{_SPLIT_WORDS[split]}: {words}"
+    found["panel"] = f"{_SPLIT_WORDS[split]}: {_COST_WORDS[cost][0]}"
     kept = found["drop"].notna() & found["cost_value"].notna()
     return found.loc[kept, list(FRONT_DATA_COLUMNS)]
 
@@ -91,8 +103,7 @@ def draw_front(data: pd.DataFrame) -> Any:
 
 
 def _front_panel(name: str, group: pd.DataFrame, roles: list[str], domain: list[float]) -> Any:
-    words = {"size": "engine size, MB", "latency": "median latency under load, ms"}
-    cost = words[str(group["cost"].iloc[0])]
+    cost = _COST_WORDS[str(group["cost"].iloc[0])][1]
     colour = alt.Color("role:N", title="engine", scale=scale_for(roles, ROLE_COLOURS),
                        legend=alt.Legend(orient="top"))  # fmt: skip
     shape = alt.Shape("role:N", title="engine", legend=alt.Legend(orient="top"),
@@ -125,36 +136,54 @@ def _front_panel(name: str, group: pd.DataFrame, roles: list[str], domain: list[
     return alt.layer(*layers, title=panel_title(heading))
 
 
-def predicted_data(front: pd.DataFrame, verification: Sequence[Judgement]) -> pd.DataFrame:
+def predicted_data(
+    front: pd.DataFrame,
+    verification: Sequence[Judgement],
+    records: Sequence[SweepRecord] = (),
+) -> pd.DataFrame:
     """Return the predicted divergence of each engine beside what the engine gave.
 
     Args:
         front: What ``front_table`` gave: predictions, and measurements on the sweep split.
         verification: What engines gave on the verification split.
+        records: The sweep, for the predictions of uniform engines.
 
     Returns:
-        One row an engine and split, for engines with a prediction.
+        One row an engine and split, for engines with a prediction. The plan's engine is measured
+        on both splits.
     """
-    predicted = front[front["predicted"].notna()]
     columns = ["engine", "role", "predicted", "predicted_low", "predicted_high"]
-    sweep = predicted[[*columns, "divergence", "divergence_low", "divergence_high", "n"]]
-    parts = [sweep[sweep["divergence"].notna()].assign(split=_SPLIT_WORDS["sweep"])]
-    held_out = {judgement.engine: judgement for judgement in verification}
+    predicted = front.loc[front["predicted"].notna()]
+    measured = [*columns, "divergence", "divergence_low", "divergence_high", "n"]
+    decided = predicted.loc[predicted["divergence"].notna(), measured]
+    known: dict[str, dict[str, Any]] = _uniform_predictions(records)
+    for row in predicted[columns].to_dict("records"):
+        name = PLAN if row["role"] == PLAN else str(row["engine"])
+        known[name] = {**{str(key): value for key, value in row.items()}, "engine": name}
     rows = [
-        {
-            **{name: getattr(row, name) for name in columns},
-            "divergence": held_out[str(row.engine)].divergence.value,
-            "divergence_low": held_out[str(row.engine)].divergence.low,
-            "divergence_high": held_out[str(row.engine)].divergence.high,
-            "n": held_out[str(row.engine)].n,
-            "split": _SPLIT_WORDS["verification"],
-        }
-        for row in predicted.itertuples()
-        if row.engine in held_out
+        known[item.engine] | estimate_columns("divergence", item.divergence) | {"n": item.n}
+        for item in verification
+        if item.engine in known
     ]
-    parts.append(pd.DataFrame(rows, columns=[*sweep.columns, "split"]))
+    held_out = pd.DataFrame(rows, columns=measured)
+    parts = [
+        decided.assign(split=_SPLIT_WORDS["sweep"]),
+        held_out.assign(split=_SPLIT_WORDS["verification"]),
+    ]
     filled = [part for part in parts if len(part)]
     return pd.concat(filled, ignore_index=True) if filled else parts[0]
+
+
+def _uniform_predictions(records: Sequence[SweepRecord]) -> dict[str, dict[str, Any]]:
+    """Return the summed divergence of each engine that takes one format wherever it can."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, places in cells_by_format(records).items():
+        formats = {records[place].layer: name for place in places}
+        total = sum_divergence(formats, records)
+        if total is not None:
+            found[name] = {"engine": name, "role": "uniform"}
+            found[name] |= estimate_columns("predicted", total)
+    return found
 
 
 def draw_predicted(data: pd.DataFrame) -> Any:

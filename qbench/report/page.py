@@ -9,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from qbench.errors import InputError
 from qbench.report import markup
 from qbench.report.comparison import compare_engines, dominance_words, front_table
 from qbench.report.figures import figures_of, spec_of, vegalite_version
@@ -27,6 +28,7 @@ from qbench.report.presentation import (
 )
 from qbench.report.ranks import half_agreement
 from qbench.report.run_records import RunRecords
+from qbench.report.run_view import Run
 from qbench.report.tables import ranges_table
 from qbench.report.uncovered import shown_unlayered, uncovered_words
 from qbench.report.verdicts import VERDICT_TONE, key_figures, verdict_of, verdict_words
@@ -41,12 +43,21 @@ _POLICY = (
 _EXPORTS = "window.vegaEmbed = vegaEmbed;"
 
 
-def write_report(run: RunRecords, path: Path) -> Path:
-    """Write the page of a run and return its path.
+def write_report(run: RunRecords | Run, path: str | Path | None = None) -> Path:
+    """Write the page of a run, by default into its folder, and return its path.
+
+    Args:
+        run: An opened run, or its records (``path`` is then needed).
+        path: The file to write.
 
     Raises:
-        InputError: If the disk is full.
+        InputError: If the disk is full, or records came without a path.
     """
+    if isinstance(run, Run):
+        return write_report(run.records, path or run.report_path)
+    if path is None:
+        raise InputError("records know no folder; give write_report a path")
+    path = Path(path)
     content = render_page(run).encode("utf-8")
     with atomic_write(path) as file:
         file.write(content)

@@ -251,26 +251,18 @@ def shown_front(front: pd.DataFrame) -> Shown:
     """Return the measured front: what was proposed, and what its engines gave."""
     spec: list[tuple[Column, Writer]] = [
         (Column("engine", right=False), text("engine")),
-        (Column("formats", right=False), lambda row: _formats(row.formats)),
+        (Column("formats", right=False), text("formats")),
         (Column("predicted divergence [95 %]"), est("predicted")),
         (Column("measured divergence [95 %]"), est("divergence")),
         (Column("drop [95 %]"), est("drop")),
         (Column("verdict", right=False), _verdict),
         (Column("size, MB"), lambda row: megabytes(_float(row.bytes))),
+        (Column("time ÷ reference"), num("time_ratio")),
     ]
     n = front["n"].max() if len(front) else None
     on = "" if n is None or pd.isna(n) else f" on n = {int(n):,} sweep samples"
     marked = [index for index, chosen in enumerate(front["chosen"]) if chosen]
     return show(front, spec, f"What the planner proposed and its engines gave{on}", marked)
-
-
-def _formats(value: Any) -> str:
-    if not isinstance(value, Mapping) or not value:
-        return DASH
-    if all(isinstance(item, str) for item in value.values()):
-        counts = pd.Series(list(value.values())).value_counts()
-        return ", ".join(f"{count} {name}" for name, count in counts.items())
-    return _plain(value)
 
 
 def shown_bench(bench: BenchRun) -> Shown:

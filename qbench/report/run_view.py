@@ -124,11 +124,23 @@ class Run:
         """The benchmark: ``bench.table`` has a row an engine, ``bench.latencies`` every request."""
         return BenchView(self._rundir.read_bench())
 
+    @property
+    def report_path(self) -> Path:
+        """Where the page that tells the run lies, once it is written."""
+        return self._rundir.report_path
+
+    @cached_property
+    def figures(self) -> dict[str, Any]:
+        """Every figure that the run has data for, as Altair charts by name."""
+        from qbench.report.figures import figures_of
+
+        return {name: figure.chart for name, figure in figures_of(self.records).items()}
+
     def write_report(self, path: str | Path | None = None) -> Path:
         """Write the page that tells the run, by default into its folder; return its path."""
         from qbench.report.page import write_report
 
-        return write_report(self.records, Path(path) if path else self._rundir.report_path)
+        return write_report(self, path)
 
     def save_figures(self, folder: str | Path | None = None) -> tuple[Path, ...]:
         """Write every figure as PNG and SVG, by default into the run's folder."""

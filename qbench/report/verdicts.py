@@ -54,7 +54,7 @@ def verdict_words(run: RunRecords) -> list[str]:
     words = [VERDICT_MEANING[verdict]]
     judged = plan_judgement(run.judgements)
     if judged is None:
-        return words
+        return [*words, *_remarks(run, "")]
     text = (
         f"The plan's engine gives {judged.metric} = {number(judged.value, 4)} where the reference "
         f"gives {number(judged.reference, 4)}: a drop of {estimate(judged.drop)} on "
@@ -67,9 +67,13 @@ def verdict_words(run: RunRecords) -> list[str]:
         words.append(f"This is {not_resolvable(judged.n, judged.n_needed)}.")
     elif not judged.drop.resolvable and judged.drop.low != judged.drop.high:
         words.append("The interval of the drop holds 0: no loss was seen at this n.")
-    if judged.remark:
-        words.append(judged.remark)
-    return words
+    return [*words, *_remarks(run, judged.remark)]
+
+
+def _remarks(run: RunRecords, remark: str) -> list[str]:
+    """Return what stages said about their verdict, each once."""
+    said = [remark, str(run.facts.get("verdict_words") or "")]
+    return [text[:1].upper() + text[1:] for text in dict.fromkeys(said) if text]
 
 
 def key_figures(rows: Iterable[Comparison]) -> list[tuple[str, str, str]]:

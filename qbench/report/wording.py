@@ -20,8 +20,8 @@ VERDICT_MEANING = {
     "the limit that was asked for. Do not ship this engine.",
     Verdict.NOT_RESOLVABLE: "The interval of the drop holds the limit: this number of samples can "
     "say neither that the engine keeps the limit nor that it breaks it.",
-    Verdict.NO_GAIN: "No measured engine is cheaper than the reference within the limit: there is "
-    "nothing to win here.",
+    Verdict.NO_GAIN: "Nothing is won here: within the limit that was asked for, no engine was "
+    "measured to be faster or smaller than the reference.",
     Verdict.BUDGET_UNREACHABLE: "No measured engine keeps the limit that was asked for; the plan "
     "stays at high precision.",
 }

@@ -6,6 +6,7 @@ every status, names that need escaping, a range that overflows in fp16, an unres
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -158,7 +159,7 @@ def made_plan(layers: Layers, sweep: Sequence[SweepRecord]) -> Plan:
         version=1, backend="ort-cpu", model_source="package:made/model", model_sha256="0" * 64,
         layers=tuple(rows), session_options={"session.intra_op.allow_spinning": "0"},
         constraints={"metric": "mrr", "max_drop": "5 %", "objective": "latency"},
-        predicted={"divergence": 0.0031, "bytes": 31_000_000, "seconds": 0.011},
+        predicted={"divergence": {"value": 0.0031, "low": 0.0027, "high": 0.0036}},
     )  # fmt: skip
 
 
@@ -177,7 +178,7 @@ def _plan_layer(index: int, layer: Layer, measured: Mapping[str, Mapping[str, fl
 
 def made_judgements(split: str, n: int) -> tuple[Judgement, ...]:
     """Return what each engine gave on a split; the front is judged on the sweep split only."""
-    names = (*_FRONT, "plan", "int8") if split == "sweep" else _ENGINES
+    names = _FRONT if split == "sweep" else _ENGINES
     return tuple(_judgement(name, index, split, n) for index, name in enumerate(names))
 
 
@@ -198,9 +199,8 @@ def _judgement(name: str, index: int, split: str, n: int) -> Judgement:
 
 def made_engines() -> tuple[EngineReport, ...]:
     """Return what was built; one engine has a fallback."""
-    sizes = [90.9, 31.2, 23.1, 23.2, 24.0, 16.8, 30.9, 80, 61, 48, 39, 31.2, 24]
-    names = (*_ENGINES, *_FRONT)
-    return tuple(_engine(name, size) for name, size in zip(names, sizes, strict=True))
+    sizes = (90.9, 31.2, 23.1, 23.2, 24.0, 16.8, 30.9)
+    return tuple(_engine(name, size) for name, size in zip(_ENGINES, sizes, strict=True))
 
 
 def _engine(name: str, megabytes: float) -> EngineReport:
@@ -213,16 +213,18 @@ def _engine(name: str, megabytes: float) -> EngineReport:
     )  # fmt: skip
 
 
-def made_front(layers: Layers) -> list[dict[str, Any]]:
-    """Return proposals of the planner at rising levels of divergence."""
+def made_front(plan: Plan) -> list[dict[str, Any]]:
+    """Return proposals of the planner at rising levels of divergence; the fifth is the plan."""
+    counts = dict(Counter(plan.formats().values()))
     return [
         {
             "engine": name,
             "level": level,
             "divergence_sum": {"value": 8e-4 * level, "low": 6e-4 * level, "high": 1e-3 * level},
             "bytes": int((95 - 11 * level) * 1e6),
-            "seconds": 0.02 - 0.0015 * level,
-            "formats": {layer.name: "int8" if level > 3 else "fp32" for layer in layers.layers},
+            "seconds": -0.0015 * level,
+            "time_ratio": 1 - 0.1 * level,
+            "formats": counts if level == 5 else {"fp32": 20 - level, "int8": level},
             "chosen": level == 5,
         }
         for level, name in enumerate(_FRONT, 1)
@@ -289,9 +291,10 @@ def made_records(blocks: int = 1, n: int = 24) -> RunRecords:
 
     layers = made_layers(blocks)
     sweep = made_sweep(layers, n)
+    plan = made_plan(layers, sweep)
     return RunRecords(
         name="made-run", facts=made_facts(), layers=layers, ranges=made_ranges(layers),
-        sweep=sweep, plan=made_plan(layers, sweep), front=tuple(made_front(layers)),
+        sweep=sweep, plan=plan, front=tuple(made_front(plan)),
         deciding=made_judgements("sweep", n), engines=made_engines(),
         judgements=made_judgements("verification", n + 20), bench=made_bench(),
     )  # fmt: skip
@@ -310,12 +313,13 @@ def made_run(root: Path, blocks: int = 2, n: int = 60) -> RunDir:
     rundir.start_journal({"model": "0" * 64})
     for record in sweep:
         rundir.append_sweep(record)
-    rundir.write_front(made_front(layers))
+    plan = made_plan(layers, sweep)
+    rundir.write_front(made_front(plan))
     rundir.write_judgements("sweep", made_judgements("sweep", n))
     rundir.write_engines(made_engines())
     rundir.write_judgements("verification", made_judgements("verification", n + 20))
     rundir.write_bench(made_bench())
-    write_plan(made_plan(layers, sweep), rundir.plan_path)
+    write_plan(plan, rundir.plan_path)
     rundir.finish()
     rundir.unlock()
     return rundir

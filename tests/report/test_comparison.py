@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from qbench.records import BenchSummary, EngineReport, Estimate, Judgement, Verdict
 from qbench.report.comparison import (
@@ -92,7 +93,7 @@ def test_engines_are_joined_and_ordered(records: RunRecords) -> None:
 def test_engines_without_measurements_are_shown_on_request(records: RunRecords) -> None:
     assert compare_engines((), records.engines, None) == ()
     rows = compare_engines((), records.engines, None, built=True)
-    assert len(rows) == len(records.engines)
+    assert {row.engine for row in rows} == {report.name for report in records.engines}
     assert engines_table(rows)["drop"].isna().all()
 
 
@@ -115,11 +116,19 @@ def test_front_joins_predictions_and_measurements(records: RunRecords) -> None:
     frame = front_table(records.front, records.deciding, records.engines, records.plan)
     rows = frame.set_index("engine")
     assert rows.loc["front-2", "predicted"] == 0.0016
-    assert rows.loc["front-2", "bytes"] == 61_000_000, "the engine's own, not the forecast"
-    assert rows.loc["front-2", "predicted_bytes"] == 73_000_000
-    assert rows.loc["plan", "predicted"] == 0.0031
-    assert rows["chosen"].tolist().count(True) == 2, "the proposal, and the plan that it became"
-    assert rows.loc["int8"].notna()["drop"]
+    assert rows.loc["front-2", "bytes"] == 73_000_000
+    assert rows.loc["front-2", "drop_low"] == 0.0
+    assert rows["role"].tolist() == ["front"] * 4 + ["plan", "front"]
+    assert rows["chosen"].tolist() == [False] * 4 + [True, False]
+
+
+def test_a_plan_edited_since_is_no_proposal(records: RunRecords) -> None:
+    assert records.plan is not None
+    layers = tuple(replace(layer, format="fp32") for layer in records.plan.layers)
+    edited = replace(records.plan, layers=layers)
+    frame = front_table(records.front, records.deciding, records.engines, edited)
+    assert not frame["chosen"].any()
+    assert set(frame["role"]) == {"front"}
 
 
 def test_front_takes_plain_numbers() -> None:

@@ -117,11 +117,10 @@ def test_front_has_both_splits_and_costs(records: RunRecords) -> None:
         records.front, records.deciding, records.judgements, records.engines, records.bench
     )
     found = data.groupby(["split", "cost"])["engine"].nunique().to_dict()
-    assert found == {("sweep", "size"): 8, ("verification", "size"): 7,
+    assert found == {("sweep", "size"): 6, ("sweep", "time"): 6, ("verification", "size"): 7,
                      ("verification", "latency"): 7}  # fmt: skip
-    plan = data[(data["engine"] == "plan") & (data["cost"] == "size")]
-    assert plan["role"].unique().tolist() == ["plan"]
-    assert set(plan["cost_value"]) == {31.2}
+    plan = data[(data["role"] == "plan") & (data["cost"] == "size")].set_index("engine")
+    assert plan["cost_value"].to_dict() == {"front-5": 40.0, "plan": 31.2}
 
 
 def test_front_without_bench_or_judgements(records: RunRecords) -> None:
@@ -132,12 +131,20 @@ def test_front_without_bench_or_judgements(records: RunRecords) -> None:
 
 def test_predicted_is_beside_measured(records: RunRecords) -> None:
     front = front_table(records.front, records.deciding, records.engines, records.plan)
-    data = predicted_data(front, records.judgements)
-    plan = data[data["engine"] == "plan"].set_index("split")
-    assert len(plan) == 2
-    assert plan["predicted"].tolist() == [0.0031, 0.0031]
+    data = predicted_data(front, records.judgements, records.sweep)
+    plan = data[data["role"] == "plan"].set_index("engine")
+    assert plan["predicted"].to_dict() == {"front-5": 0.004, "plan": 0.004}
     held_out = next(j for j in records.judgements if j.engine == "plan")
-    assert plan.loc["verification split (held out)", "divergence"] == held_out.divergence.value
+    assert plan.loc["plan", "divergence"] == held_out.divergence.value
+    assert plan.loc["plan", "split"] == "verification split (held out)"
+
+
+def test_a_uniform_engine_is_predicted_by_the_sum_of_its_cells(records: RunRecords) -> None:
+    front = front_table((), (), ())
+    data = predicted_data(front, records.judgements, records.sweep).set_index("engine")
+    assert sorted(data.index) == ["int8", "int8_dynamic", "w4a16", "w8a16"]
+    cells = [c.divergence.value for c in records.sweep if c.format == "int8" and c.divergence]
+    assert data.loc["int8", "predicted"] == pytest.approx(sum(cells))
 
 
 def test_plan_formats_have_a_place_in_the_grid(records: RunRecords) -> None:

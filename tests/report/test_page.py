@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from qbench.errors import InputError
 from qbench.records import Judgement, Verdict
 from qbench.report import markup
 from qbench.report.page import write_report
@@ -153,6 +154,18 @@ def test_verdict_words_say_how_many_samples_would_do(records: RunRecords) -> Non
     said = verdict_words(replace(records, judgements=(open_one,)))
     assert f"This is not resolvable at n = {open_one.n}; about 7,500 would do." in said
     assert said[-1] == "Look."
+
+
+def test_verdict_words_of_stages_are_said_once(records: RunRecords) -> None:
+    said = {"verdict": "no_gain", "verdict_words": "served 0.9x as fast"}
+    words = verdict_words(replace(records, facts=said))
+    assert words[0].startswith("Nothing is won here")
+    assert words[-1] == "Served 0.9x as fast"
+
+
+def test_records_alone_know_no_folder(records: RunRecords) -> None:
+    with pytest.raises(InputError, match="path"):
+        write_report(records)
 
 
 def test_key_figures_need_a_plan(records: RunRecords) -> None:

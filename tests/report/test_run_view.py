@@ -24,9 +24,9 @@ def test_run_gives_tables(folder: Path) -> None:
     assert len(run.ranges) == 20
     assert len(run.sweep) == 95
     assert run.sweep["layer"].drop_duplicates().tolist() == run.layers["layer"].tolist()
-    assert set(run.engines["engine"]) >= {"plan", "int8", "front-1"}
+    assert run.engines["engine"].tolist()[:2] == ["plan", "reference"]
     assert len(run.verification) == 7
-    assert len(run.front) == 8
+    assert run.front["chosen"].sum() == 1
     assert len(run.bench.table) == 7
     assert len(run.bench.latencies) == 420
     assert run.unlayered["nodes"].sum() == 10
