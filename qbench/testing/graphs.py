@@ -154,17 +154,8 @@ def tiny_decoder(
     turn, bias = _positions(s, ids, caches[0][0] if past else None)
     outputs: dict[str, ir.Value] = {}
     for index in range(layers):
-        at = f"model.layers.{index}"
         cache = caches[index] if past else []
-        y, kept = _decoder_attention(
-            s,
-            _rms_norm(s, x, f"{at}.input_layernorm"),
-            (*turn, bias, *cache),
-            at,
-            (heads, kv_heads),
-        )
-        x = s.op("Add", x, y, at=at)
-        x = s.op("Add", x, _gated(s, _rms_norm(s, x, f"{at}.post_attention_layernorm"), at), at=at)
+        x, kept = _decoder_block(s, x, (*turn, bias, *cache), index, (heads, kv_heads))
         if past:
             outputs |= {f"present.{index}.key": kept[0], f"present.{index}.value": kept[1]}
     x = _rms_norm(s, x, "model.norm")
@@ -237,6 +228,17 @@ def _decoder_attention(
     wide_k, wide_v = (_repeat(s, t, heads // kv_heads, kv_heads, at) for t in (k, v))
     y = _attend(s, (q, wide_k, wide_v), bias, at, 8)
     return s.linear(y, f"{at}.o_proj", 8 * heads, 32, bias=False), (k, v)
+
+
+def _decoder_block(
+    s: Sketch, x: ir.Value, context: tuple[ir.Value, ...], index: int, counts: tuple[int, int]
+) -> tuple[ir.Value, tuple[ir.Value, ir.Value]]:
+    at = f"model.layers.{index}"
+    y = _rms_norm(s, x, f"{at}.input_layernorm")
+    y, kept = _decoder_attention(s, y, context, at, counts)
+    x = s.op("Add", x, y, at=at)
+    y = _gated(s, _rms_norm(s, x, f"{at}.post_attention_layernorm"), at)
+    return s.op("Add", x, y, at=at), kept
 
 
 def _gated(s: Sketch, x: ir.Value, block: str) -> ir.Value:
