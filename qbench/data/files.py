@@ -6,9 +6,10 @@ import codecs
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from qbench.errors import DataError, did_you_mean
 
@@ -81,19 +82,37 @@ def _read_text(path: Path) -> str:
 
 
 def _read_csv(path: Path) -> pandas.DataFrame:
-    return _read_separated(path, ",")
+    return _separated(path, _read_text(path), ",", csv.QUOTE_MINIMAL)
 
 
 def _read_tsv(path: Path) -> pandas.DataFrame:
-    return _read_separated(path, "\t")
+    """Read a TSV in which quotes are plain characters, or enclose fields, as its lines tell.
+
+    Where every line has as many tabs as the header, no field holds a tab or a line break, so a
+    quote that opens a field and does not close it is part of the text.
+    """
+    text = _read_text(path)
+    lines = [line for line in re.split(r"\r\n|\n|\r", text) if line]
+    tabs = {line.count("\t") for line in lines}
+    if len(tabs) != 1 or tabs == {0}:
+        return _separated(path, text, "\t", csv.QUOTE_MINIMAL)
+    literal = _separated(path, text, "\t", csv.QUOTE_NONE)
+    return literal.map(_without_quotes).rename(columns=_without_quotes)
 
 
-def _read_separated(path: Path, separator: str) -> pandas.DataFrame:
+def _without_quotes(field: str) -> str:
+    """Return a field without the quotes that enclose it, where all within are doubled."""
+    inner = field[1:-1]
+    enclosed = len(field) > 1 and field[0] == field[-1] == '"'
+    return inner.replace('""', '"') if enclosed and '"' not in inner.replace('""', "") else field
+
+
+def _separated(path: Path, text: str, separator: str, quoting: Literal[0, 3]) -> pandas.DataFrame:
     import pandas
 
-    text = _read_text(path)
     csv.field_size_limit(max(csv.field_size_limit(), len(text) + 1))
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    lines = io.StringIO(text, newline="")
+    reader = csv.reader(lines, delimiter=separator, quoting=quoting, strict=True)
     rows: list[list[str]] = []
     try:
         header = [name.strip() for name in next(reader, [])]

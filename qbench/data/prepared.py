@@ -15,7 +15,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,13 +78,16 @@ def prepare_splits(config: DataConfig, kind: str, keys: Keys | None = None) -> P
     """
     source = Path(config.source)
     if (source / MANIFEST).is_file():
-        return read_prepared(source)
+        prepared = read_prepared(source)
+        _check_apart(prepared, keys)
+        return prepared
     request = _request(config, kind)
     name = config.name or f"{_stem(config.source)}-{content_hash(_canonical(request))[:8]}"
     folder = Path(config.prepared) / name
     if (folder / MANIFEST).is_file():
         prepared = read_prepared(folder)
         _check_request(prepared, request)
+        _check_apart(prepared, keys)
         return prepared
     if folder.is_dir() and any(folder.iterdir()):
         raise DataError(
@@ -163,6 +166,21 @@ def _check_request(prepared: Prepared, request: Mapping[str, Any]) -> None:
             f" {request[key]!r} is asked now: choose another data.name, or delete the folder to"
             " make them anew"
         )
+
+
+def _check_apart(prepared: Prepared, keys: Keys | None) -> None:
+    """Refuse splits in which an answer of one is, to this tokenizer, an answer of another."""
+    if keys is None or prepared.form is not Form.RETRIEVAL:
+        return
+    split_of: dict[Hashable, str] = {}
+    for name in SPLITS:
+        answers = list(prepared.splits.named(name)["answer"])
+        for text, key in zip(answers, keys(answers), strict=True):
+            if split_of.setdefault(key, name) != name:
+                raise DataError(
+                    f"{prepared.folder} was prepared for another tokenizer: answer {text[:60]!r} of"
+                    f" {name} has the token ids of one of {split_of[key]}; choose another data.name"
+                )
 
 
 def _stem(source: str) -> str:

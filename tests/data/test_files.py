@@ -44,6 +44,14 @@ def test_a_byte_order_mark_and_crlf_are_fine(tmp_path: Path) -> None:
     assert read_file(path).to_dict("records") == [{"text": "two\nlines", "label": "1"}]
 
 
+def test_quotes_in_a_tsv_are_text_unless_they_enclose_a_field(tmp_path: Path) -> None:
+    path = tmp_path / "rows.tsv"
+    path.write_text('"text"\tlabel\n"Yes, he said.\t0\nfine"\t1\n"a ""b"""\t0\n"a" "b"\t1\n')
+    assert read_file(path)["text"].tolist() == ['"Yes, he said.', 'fine"', 'a "b"', '"a" "b"']
+    path.write_text('text\tlabel\n"two\nlines"\t0\n')
+    assert read_file(path)["text"].tolist() == ["two\nlines"]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [

@@ -104,3 +104,13 @@ def test_a_failure_leaves_no_folder(source: Path) -> None:
     (source.parent / "calib_data" / "rows" / "notes.txt").touch()
     with pytest.raises(DataError, match="holds files and no manifest.json"):
         prepare_splits(config(source, name="rows"), "classification")
+
+
+def test_a_tokenizer_that_confuses_answers_of_two_splits_is_refused(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"query": [f"q{i}" for i in range(50)]})
+    frame.assign(answer=[f"answer {i}" for i in range(50)]).to_csv(tmp_path / "qa.csv", index=False)
+    made = prepare_splits(config(tmp_path / "qa.csv", name="qa"), "embedding")
+    same = prepare_splits(config(tmp_path / "qa.csv", name="qa"), "embedding", keys=list)
+    assert same.sha256 == made.sha256
+    with pytest.raises(DataError, match="prepared for another tokenizer: answer 'answer"):
+        prepare_splits(config(made.folder), "embedding", keys=lambda texts: [0 for _ in texts])

@@ -69,6 +69,15 @@ def test_a_hub_layout_loads_offline(hub: Path) -> None:
         load_table(config, "classification")
 
 
+def test_a_cached_hub_data_set_loads_offline(hub: Path) -> None:
+    import datasets
+
+    datasets.load_dataset(str(hub))
+    (hub.parent / "cache" / "pairs").rename(hub.parent / "cache" / "owner___pairs")
+    config = DataConfig(source="hub:owner/pairs", split="train", columns={"text": "sentence"})
+    assert load_table(config, "none").frame["text"].tolist() == ["train 0", "train 1", "train 2"]
+
+
 def test_hub_errors_are_clear(hub: Path) -> None:
     with pytest.raises(DataError, match="several splits: set data.split to train or test"):
         load_table(DataConfig(source=f"hub:{hub}"), "none")
