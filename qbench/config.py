@@ -162,7 +162,7 @@ class PlanConfig(_Section):
 
     backend: str = "ort-cpu"
     max_drop: str | float = "5 %"
-    objective: Literal["latency", "bytes"] = "latency"
+    objective: Literal["balanced", "latency", "bytes"] = "balanced"
     levels: Annotated[int, Field(ge=1, le=64)] = 8
 
     @field_validator("backend")

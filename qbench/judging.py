@@ -222,7 +222,7 @@ def padder(work: Workbench) -> Pad:
 
 
 def record_gain(work: Workbench, measured: BenchRun) -> None:
-    """Make a verified plan ``no_gain`` where its engine is neither faster under load nor smaller."""
+    """Make a verified plan ``no_gain`` where its engine is neither faster nor smaller."""
     plan = next((s for s in measured.summaries if s.engine == PLAN), None)
     sizes = {report.name: report.bytes for report in work.run.read_engines()}
     if plan is None or work.run.read_run().get("verdict") != Verdict.VERIFIED:

@@ -109,7 +109,8 @@ class Workbench:
         return load_tokenizer(
             spec,
             min(limits) if limits else None,
-            model_dir=folder,
+            model_dir=folder or source.parent,
+            revision=model.revision,
             trust_remote_code=model.trust_remote_code,
         )
 
@@ -238,11 +239,11 @@ class Workbench:
         return task, batches
 
     def _classes(self) -> Any:
+        if self.config.task.kind != "classification":
+            return None
         labels = self.model.card.get("id2label")
         if labels:
             return {str(name): int(index) for index, name in labels.items()}
-        if self.config.task.kind != "classification":
-            return None
         shape = next(s.shape for s in self.model.outputs if s.name == self.model.output)
         return shape[-1] if shape and isinstance(shape[-1], int) else None
 

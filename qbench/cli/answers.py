@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ from qbench.records import Verdict, to_dict
 if TYPE_CHECKING:
     from rich.console import Console
 
+#: Columns of what is written to a file or a pipe.
+PIPED_WIDTH = 120
 #: Verdicts that end a command with exit code 0.
 GOOD = (None, Verdict.VERIFIED)
 
@@ -93,7 +96,10 @@ def console(stderr: bool = False) -> Console:
     """Return a console for results (standard output), or for progress and remarks."""
     from rich.console import Console
 
-    return Console(stderr=stderr, soft_wrap=False, highlight=False)
+    found = Console(stderr=stderr, soft_wrap=False, highlight=False)
+    if not found.is_terminal and "COLUMNS" not in os.environ:
+        found.width = PIPED_WIDTH
+    return found
 
 
 def _finite(value: Any) -> Any:

@@ -149,7 +149,7 @@ def plan_options(function: F) -> F:
                 metavar="DROP",
                 help='"5 %" of the reference, or 0.02 in the metric\'s unit.',
             ),
-            click.option("--objective", metavar="NAME", help="latency or bytes."),
+            click.option("--objective", metavar="NAME", help="balanced, latency or bytes."),
             click.option("--levels", type=int, metavar="N", help="Divergence levels to build."),
         ]
     )(function)

@@ -45,8 +45,8 @@ class Judge:
             metric, before.payloads[metric.name], after.payloads[metric.name], seed=self.seed
         )
         verdict = self._verdict(drop, outputs)
-        unresolved = verdict is Verdict.NOT_RESOLVABLE and self.margin is not None
-        needed = samples_needed(drop, self.margin) if unresolved else None
+        unresolved = verdict is Verdict.NOT_RESOLVABLE
+        needed = samples_needed(drop, self.margin or 0.0) if unresolved else None
         divergence = self.task.divergence(self.reference, outputs)
         return Judgement(
             engine=engine,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from qbench.planning.solve import Objective, Proposal
+from qbench.planning.solve import BALANCE, Objective, Proposal
 from qbench.records import Judgement, Verdict
 from qbench.statistics import describe, non_inferior, samples_needed
 
@@ -70,13 +70,16 @@ def choose(
         candidates: Proposals that were built and judged.
         reference: Cost of the reference engine, measured the same way.
         margin: Largest drop allowed, in the metric's unit.
-        objective: ``latency`` or ``bytes``.
+        objective: ``balanced``, ``latency`` or ``bytes``.
     """
     if not candidates:
         return Choice(
             Verdict.NO_GAIN, None, "no format that was measured is cheaper than the reference"
         )
-    ranked = sorted(candidates, key=lambda c: (*_costs(c.cost, objective), c.judgement.drop.value))
+    ranked = sorted(
+        candidates,
+        key=lambda c: (*_costs(c.cost, reference, objective), c.judgement.drop.value),
+    )
     verdicts = [non_inferior(c.judgement.drop, margin) for c in ranked]
     accepted = [c for c, v in zip(ranked, verdicts, strict=True) if v is Verdict.VERIFIED]
     if not accepted:
@@ -99,7 +102,7 @@ def choose(
     )
     if passed_over:
         words += f"; {passed_over} cheaper did not show it at n = {best.judgement.n:,}"
-    if objective == "latency" and best.cost.seconds >= reference.seconds:
+    if objective != "bytes" and best.cost.seconds >= reference.seconds:
         words += "; it is smaller, not faster: keep the reference if latency is all that counts"
     return Choice(Verdict.VERIFIED, best, words)
 
@@ -128,7 +131,10 @@ def _none_accepted(
     )
 
 
-def _costs(cost: Cost, objective: Objective) -> tuple[float, float]:
+def _costs(cost: Cost, reference: Cost, objective: Objective) -> tuple[float, float]:
+    if objective == "balanced":
+        share = cost.bytes / reference.bytes if reference.bytes else 0.0
+        return cost.seconds / (reference.seconds or 1.0) + BALANCE * share, float(cost.bytes)
     pair = (cost.seconds, float(cost.bytes))
     return pair if objective == "latency" else (pair[1], pair[0])
 

@@ -42,9 +42,10 @@ class CellCost:
         layer: Name of the layer.
         format: Name of the format.
         bytes: Bytes of its weights and scales.
-        seconds: Change of a batch's time against the high precision, pooled over like layers.
+        seconds: Change of a batch's time against the high precision, pooled over like layers; 0
+            where the measurement does not tell it from none.
         latency_ms: The pooled latency change with its interval, milliseconds; its ``n`` is the
-            number of layers pooled.
+            number of layers pooled, or of pairs where there is one layer.
     """
 
     layer: str
@@ -89,16 +90,20 @@ def pool_latency(records: Sequence[SweepRecord], layers: Layers) -> dict[CostKey
     """Return the latency change (ms a batch) of each (kind, weight shape, format).
 
     Layers of one kind and shape do the same work, so their measured changes are pooled: the
-    median with its order-statistic interval. Only cells that ended ``ok`` and were timed count.
+    median with its order-statistic interval. A layer without fellows has the interval of its own
+    pairs. Only cells that ended ``ok`` and were timed count.
     """
     shapes = {layer.name: layer.weight_shape for layer in layers.layers}
-    pools: dict[CostKey, list[float]] = defaultdict(list)
+    pools: dict[CostKey, list[Estimate]] = defaultdict(list)
     for record in records:
         timed = record.latency_delta_ms
         usable = record.status is Status.OK and timed is not None and np.isfinite(timed.value)
         if usable and timed is not None and record.layer in shapes:
-            pools[record.kind, shapes[record.layer], record.format].append(timed.value)
-    return {key: median_interval(values) for key, values in pools.items()}
+            pools[record.kind, shapes[record.layer], record.format].append(timed)
+    return {
+        key: timed[0] if len(timed) == 1 else median_interval([item.value for item in timed])
+        for key, timed in pools.items()
+    }
 
 
 def cell_costs(records: Sequence[SweepRecord], layers: Layers) -> list[CellCost]:
@@ -110,12 +115,23 @@ def cell_costs(records: Sequence[SweepRecord], layers: Layers) -> list[CellCost]
         key = record.kind, shapes.get(record.layer, ()), record.format
         if record.status is Status.OK and key in pooled:
             latency = pooled[key]
+            seconds = _believed_ms(latency, record.emulated) / 1e3
             costs.append(
-                CellCost(
-                    record.layer, record.format, record.weight_bytes, latency.value / 1e3, latency
-                )
+                CellCost(record.layer, record.format, record.weight_bytes, seconds, latency)
             )
     return costs
+
+
+def _believed_ms(latency: Estimate, emulated: bool) -> float:
+    """Return the latency change that a planner may count on.
+
+    A change whose interval holds zero is noise: it counts as none. An emulated format has no
+    speed of its own on the backend: it never counts as faster, and costs the upper end of what
+    was measured.
+    """
+    if emulated:
+        return max(0.0, latency.high)
+    return 0.0 if latency.low <= 0.0 <= latency.high else latency.value
 
 
 def ties_of(layers: Layers) -> dict[str, tuple[str, ...]]:

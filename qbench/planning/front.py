@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbench.errors import InputError
-from qbench.planning.costs import Option
 from qbench.planning.solve import (
     Group,
     Objective,
     Options,
     Proposal,
     Ties,
+    combined_costs,
     cost_of,
     group_options,
     propose,
@@ -46,7 +46,7 @@ def front(
     Args:
         options: What each layer may become.
         levels: Number of levels, at least 1.
-        objective: ``latency`` or ``bytes``.
+        objective: ``balanced``, ``latency`` or ``bytes``.
         ties: Layers that share storage.
 
     Returns:
@@ -95,7 +95,7 @@ def random_plan(
     Args:
         options: What each layer may become.
         target_cost: Seconds or bytes, as ``Proposal`` counts them.
-        objective: Which of the two.
+        objective: Which of the two; ``balanced`` means seconds.
         seed: Seed of the draws.
         ties: Layers that share storage.
 
@@ -158,14 +158,11 @@ def _cheapest(
     options: Options, groups: Sequence[Group], objective: Objective, ties: Ties | None
 ) -> Proposal:
     """Return the cheapest choice whatever its divergence; of equal ones the least divergent."""
-    other: Objective = "bytes" if objective == "latency" else "latency"
-
-    def order(o: Option) -> tuple[float, float, float]:
-        return cost_of(o, objective), o.divergence, cost_of(o, other)
-
-    formats = {
-        layer: min(group.options, key=order).format for group in groups for layer in group.layers
-    }
+    formats = {}
+    for group, costs in zip(groups, combined_costs(groups, objective), strict=True):
+        ranked = zip(costs, (o.divergence for o in group.options), group.options, strict=True)
+        _, _, best = min(ranked, key=lambda entry: entry[:2])
+        formats |= dict.fromkeys(group.layers, best.format)
     return propose({layer: formats[layer] for layer in options}, options, ties)
 
 

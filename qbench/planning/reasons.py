@@ -8,8 +8,9 @@ from qbench.planning.costs import Offer
 from qbench.planning.solve import Objective, cost_of
 from qbench.records import Layers, PlanLayer
 
-_LESS = {"latency": "seconds", "bytes": "bytes"}
-_CHEAPER = {"latency": "faster", "bytes": "smaller"}
+_LESS = {"balanced": "time and bytes", "latency": "seconds", "bytes": "bytes"}
+_CHEAPER = {"balanced": "faster", "latency": "faster", "bytes": "smaller"}
+_UNIT = {"balanced": "seconds", "latency": "seconds", "bytes": "bytes"}
 
 
 def explain(offer: Offer, formats: Mapping[str, str], objective: Objective) -> dict[str, str]:
@@ -123,7 +124,7 @@ def _why_lowered(
     if cheaper:
         other = min(cheaper, key=lambda o: cost_of(o, objective))
         what = (
-            f"within the divergence budget; {other.format} takes fewer {_LESS[objective]} and "
+            f"within the divergence budget; {other.format} takes fewer {_UNIT[objective]} and "
             f"diverges by {other.divergence:.2g}"
         )
     return f"{form}: {what}; divergence {chosen.divergence:.2g} (rank {rank} of {total})"

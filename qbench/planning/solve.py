@@ -12,12 +12,14 @@ import numpy as np
 from qbench.errors import InputError, MeasurementError
 from qbench.planning.costs import Option
 
-Objective = Literal["latency", "bytes"]
+Objective = Literal["balanced", "latency", "bytes"]
 Options = Mapping[str, Sequence[Option]]
 Ties = Mapping[str, Sequence[str]]
 
 #: The other cost counts this much of its span: it decides between equals and nothing else.
 TIEBREAK = 1e-6
+#: ``balanced`` is latency, with all the bytes that can be saved worth a tenth of all the time.
+BALANCE = 0.1
 #: The objective is scaled to this span, far above the solver's absolute tolerances of 1e-6.
 _SCALE = 1e4
 #: Relative slack of the budget: rounding in the sum, nothing more.
@@ -85,12 +87,14 @@ def solve(
     """Return the cheapest format of each layer such that the divergences sum to at most a level.
 
     Minimises seconds (``latency``) or bytes; of equally cheap choices the one that has less of
-    the other is taken. Exact: a mixed-integer program, one binary variable an option.
+    the other is taken. ``balanced`` minimises seconds plus a tenth of bytes, each over its span,
+    so that a hair of time does not keep a large table. Exact: a mixed-integer program, one binary
+    variable an option.
 
     Args:
         options: What each layer may become.
         max_divergence: Largest sum of divergences.
-        objective: ``latency`` or ``bytes``.
+        objective: ``balanced``, ``latency`` or ``bytes``.
         ties: Layers that share storage, and so take one format.
 
     Raises:
@@ -143,20 +147,21 @@ def propose(
 
 
 def cost_of(item: Option | Proposal, objective: Objective) -> float:
-    """Return what the objective counts of an option or a proposal."""
-    return item.seconds if objective == "latency" else float(item.bytes)
+    """Return what the objective counts first of an option or a proposal."""
+    return float(item.bytes) if objective == "bytes" else item.seconds
 
 
 def combined_costs(groups: Sequence[Group], objective: Objective) -> list[list[float]]:
-    """Return each option's cost: the objective over its span plus a trace of the other cost."""
-    other: Objective = "bytes" if objective == "latency" else "latency"
+    """Return each option's cost: the objective over its span plus its share of the other cost."""
+    other: Objective = "latency" if objective == "bytes" else "bytes"
+    share = BALANCE if objective == "balanced" else TIEBREAK
     spans = {}
     for name in (objective, other):
         widths = (_width([cost_of(o, name) for o in group.options]) for group in groups)
         spans[name] = sum(widths) or 1.0
     return [
         [
-            cost_of(o, objective) / spans[objective] + TIEBREAK * cost_of(o, other) / spans[other]
+            cost_of(o, objective) / spans[objective] + share * cost_of(o, other) / spans[other]
             for o in group.options
         ]
         for group in groups

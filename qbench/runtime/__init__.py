@@ -1,0 +1,1 @@
+"""Runtimes: sessions, probes, full passes, and loading a model into the normal form."""

@@ -1,0 +1,1 @@
+"""Sensitivity: suffix replay, and the cells of a sweep."""

@@ -60,7 +60,8 @@ def test_latency_is_pooled_over_like_layers() -> None:
 def test_failed_and_untimed_cells_do_not_count() -> None:
     bad = replace(cell("b", "int8", -50.0), status=Status.FAILED)
     cells = [cell("a", "int8", -0.1), bad, cell("c", "int8", None)]
-    assert pool_latency(cells, LAYERS)[Kind.LINEAR, (8, 8), "int8"].n == 1
+    pooled = pool_latency(cells, LAYERS)[Kind.LINEAR, (8, 8), "int8"]
+    assert pooled == cells[0].latency_delta_ms  # alone, it keeps the interval of its own pairs
     assert {c.layer for c in cell_costs(cells, LAYERS)} == {"a", "c"}  # c is like a, so it has one
 
 
@@ -117,3 +118,17 @@ def test_the_summed_divergence_has_an_interval() -> None:
     assert sum_divergence({"c": "fp32"}, cells) is None
     odd = [*cells, replace(cell("c", "int8", -0.1), samples={"divergence": (1.0,)})]
     assert sum_divergence({"a": "int8", "c": "int8"}, odd) is None
+
+
+def test_a_change_within_noise_counts_as_none() -> None:
+    noisy = replace(cell("a", "int8", -0.1), latency_delta_ms=Estimate(-0.1, -0.4, 0.2, 6))
+    assert cell_costs([noisy], LAYERS)[0].seconds == 0.0
+
+
+def test_an_emulated_format_is_never_faster() -> None:
+    seeming = replace(
+        cell("a", "fp16", -0.1), latency_delta_ms=Estimate(-0.1, -0.4, -0.05, 6), emulated=True
+    )
+    costly = replace(seeming, latency_delta_ms=Estimate(-0.1, -0.4, 0.2, 6))
+    assert cell_costs([seeming], LAYERS)[0].seconds == 0.0
+    assert cell_costs([costly], LAYERS)[0].seconds == 0.2e-3
