@@ -15,10 +15,11 @@ from pathlib import Path
 from qbench import judging
 from qbench.calibration.collect import calibrate as observe_ranges
 from qbench.config import Config
+from qbench.errors import RunDirError
 from qbench.graph.layers import find_layers
 from qbench.judging import PLAN, REFERENCE
 from qbench.planner import BASELINES, decide, propose_baselines
-from qbench.planning.planfile import read_plan, write_plan
+from qbench.planning.planfile import plan_sha256, read_plan, write_plan
 from qbench.progress import Listener, Silence
 from qbench.records import (
     BenchRun,
@@ -36,7 +37,7 @@ from qbench.sensitivity.replay import Replay
 from qbench.sensitivity.sweep import Sweep
 from qbench.serving.bench import BenchSettings, Workload
 from qbench.serving.bench import bench as serve_and_measure
-from qbench.tasks import batches_sha256, check_expectation
+from qbench.tasks import Batch, batches_sha256, check_expectation
 from qbench.workbench import Workbench
 
 __all__ = [
@@ -92,7 +93,7 @@ def calibrate(work: Workbench, listener: Listener | None = None) -> tuple[Tensor
     batches = work.batches("calibration")
     (listener or Silence()).stage("ranges: calibrating", len(batches))
 
-    def told() -> Iterator[object]:
+    def told() -> Iterator[Batch]:
         for batch in batches:
             yield batch
             (listener or Silence()).step()
@@ -192,10 +193,22 @@ def build_engine(
         folder: Where the engine goes; in the run by default, and recorded there.
     """
     (listener or Silence()).stage("engine: building and testing")
-    report = judging.build(work, PLAN, current_plan(work, plan_path), folder)
+    plan = current_plan(work, plan_path)
+    report = judging.build(work, PLAN, plan, folder)
     if folder is None:
-        work.run.write_engines([report])
+        _record_engine(work, report, plan_sha256(plan))
     return report
+
+
+def _record_engine(work: Workbench, report: EngineReport, sha256: str) -> None:
+    """Write down the engine; what was said of another plan's engine does not stand any more."""
+    facts = work.run.read_run()
+    others = [r for r in work.run.known_engines() if r.name != PLAN]
+    work.run.write_engines([*others, report])
+    if facts.get("built_plan_sha256") not in (None, sha256):
+        work.run.write_run({"verdict": None, "verdict_words": None})
+        work.run.write_judgements("verification", ())
+    work.run.write_run({"built_plan_sha256": sha256})
 
 
 def verify(work: Workbench, listener: Listener | None = None) -> tuple[Judgement, ...]:
@@ -208,7 +221,10 @@ def verify(work: Workbench, listener: Listener | None = None) -> tuple[Judgement
     candidates = propose_baselines(work, plan)
     listener.stage("verification: engines", len(candidates) + 2)
     judge = judging.judge_for(work, "verification")
-    reports = [judging.reference_report(work), *_keep_plan_report(work)]
+    built = [report for report in work.run.read_engines() if report.name == PLAN]
+    if not built:
+        raise RunDirError(f"{work.run.path} has no engine of its plan; qbench build it first")
+    reports = [judging.reference_report(work), *built]
     judgements = []
     for name in (PLAN, REFERENCE):
         judgements.append(judging.judge(work, judge, name))
@@ -224,10 +240,6 @@ def verify(work: Workbench, listener: Listener | None = None) -> tuple[Judgement
     work.run.write_judgements("verification", judgements)
     _record_verdict(work, plan, judgements[0])
     return tuple(judgements)
-
-
-def _keep_plan_report(work: Workbench) -> list[EngineReport]:
-    return [report for report in work.run.read_engines() if report.name == PLAN]
 
 
 def _record_verdict(work: Workbench, plan: Plan, judged: Judgement) -> None:

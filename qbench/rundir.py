@@ -249,6 +249,10 @@ class RunDir:
         content = storage.read_json(self._engines_path, "qbench build")
         return tuple(from_dict(EngineReport, item) for item in content["engines"])
 
+    def known_engines(self) -> tuple[EngineReport, ...]:
+        """Return the report of every engine built so far; none where nothing was built."""
+        return self.read_engines() if self._engines_path.is_file() else ()
+
     def write_front(self, proposals: Iterable[Mapping[str, Any]]) -> None:
         """Write the proposals of the planner, one mapping each."""
         self._update(self._front_path, {"front": [to_dict(p) for p in proposals]})

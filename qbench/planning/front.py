@@ -158,7 +158,7 @@ def _cheapest(
     options: Options, groups: Sequence[Group], objective: Objective, ties: Ties | None
 ) -> Proposal:
     """Return the cheapest choice whatever its divergence; of equal ones the least divergent."""
-    formats = {}
+    formats: dict[str, str] = {}
     for group, costs in zip(groups, combined_costs(groups, objective), strict=True):
         ranked = zip(costs, (o.divergence for o in group.options), group.options, strict=True)
         _, _, best = min(ranked, key=lambda entry: entry[:2])

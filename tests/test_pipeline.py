@@ -1,0 +1,259 @@
+"""The whole path on a small random embedder: what it leaves behind, and what stops it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import qbench
+from qbench.config import Config, make_config
+from qbench.engine.build import file_facts
+from qbench.errors import DataError, PlanError, RunDirError
+from qbench.pipeline import build_engine, calibrate, current_plan, run, start, sweep, verify
+from qbench.planning.planfile import read_plan
+from qbench.records import Status, Verdict
+from qbench.rundir import RunDir
+from qbench.testing.models import bert_folder, labelled_csv, pairs_csv
+from qbench.workbench import Workbench
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("place")
+    bert_folder(folder / "model")
+    pairs_csv(folder / "pairs.csv")
+    return folder
+
+
+def configured(place: Path, **overrides: object) -> Config:
+    return make_config(
+        {
+            "model": {"source": str(place / "model"), "normalize": True},
+            "data": {
+                "source": str(place / "pairs.csv"),
+                "name": "pairs",
+                "columns": {"query": "question", "answer": "reply"},
+                "splits": {"calibration": 16, "sweep": 40, "verification": "rest"},
+                "prepared": str(place / "calib_data"),
+            },
+            "task": {"kind": "retrieval"},
+            "plan": {"max_drop": "30 %", "levels": 3, "objective": "bytes"},
+            "bench": {"clients": 4, "rounds": 2, "seconds": 0.2},
+            "run": {"results": str(place / "results"), "id": "whole", "threads": 1},
+        },
+        overrides,
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(place: Path) -> Iterator[Workbench]:
+    work = run(configured(place))
+    yield work
+    work.run.unlock()
+
+
+def test_the_path_leaves_a_whole_run(whole: Workbench) -> None:
+    found = qbench.open_run(whole.run.path)
+    assert len(found.sweep) == len(whole.layers.layers) * 5
+    assert set(found.sweep["status"]) == {"ok", "not_applicable", "not_yet"}
+    assert not found.ranges.empty and not found.front.empty
+    assert {"plan", "reference", "int8", "int8_dynamic", "w8a16", "w4a16"} <= set(
+        found.engines["engine"]
+    )
+    assert found.bench is not None and len(found.bench.latencies)
+    assert whole.run.read_run()["verdict"] in set(Verdict)
+
+
+def test_the_export_was_checked_against_torch(whole: Workbench) -> None:
+    check = whole.model.card["export_check"]
+    assert check["samples"] > 1 and 0 <= check["max_rel_diff"] < 1e-4
+
+
+def test_records_hold_raw_samples_and_intervals(whole: Workbench) -> None:
+    for record in whole.run.read_sweep():
+        if record.status is not Status.OK:
+            assert record.reason
+            continue
+        assert record.divergence is not None and record.n == 40
+        assert len(record.samples["divergence"]) == 40
+        assert record.divergence.low <= record.divergence.value <= record.divergence.high
+        assert record.drops["mrr"].low <= record.drops["mrr"].high
+        assert record.sqnr_db is not None and record.wall_s > 0
+
+
+def test_the_reference_does_not_drop_against_itself(whole: Workbench) -> None:
+    judged = {j.engine: j for j in whole.run.read_judgements("verification")}
+    assert judged["reference"].drop.value == 0
+    assert judged["reference"].divergence.value == 0
+    assert judged["reference"].flip_rate == 0
+
+
+def test_splits_do_not_share_texts(whole: Workbench) -> None:
+    seen: set[tuple[int, ...]] = set()
+    for split in ("calibration", "sweep", "verification"):
+        own = {tuple(item["input_ids"]) for item in whole.task(split).encoded}
+        assert not own & seen
+        seen |= own
+
+
+def test_a_second_run_takes_the_journal(place: Path, whole: Workbench) -> None:
+    before = whole.run.read_sweep()
+    notes: list[str] = []
+
+    class Ear:
+        def stage(self, name: str, total: int | None = None) -> None: ...
+
+        def step(self, note: str = "") -> None:
+            notes.append(note)
+
+    work = start(configured(place))
+    assert tuple(sweep(work, Ear())) == before
+    assert set(notes) == {"from the journal"}
+
+
+def test_the_no_op_plan_gives_the_reference_bit_for_bit(whole: Workbench, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    text = whole.run.plan_path.read_text()
+    for name in ("int8_dynamic", "int8", "w8a16", "w4a16", "fp16"):
+        text = text.replace(f"format: {name}\n", "format: fp32\n")
+    plan.write_text(text)
+    report = build_engine(whole, None, plan, tmp_path / "engine")
+    assert "bit for bit" in report.self_test and report.max_abs_diff == 0
+
+
+def test_an_edited_plan_is_built_and_the_old_verdict_falls(
+    place: Path, whole: Workbench, tmp_path: Path
+) -> None:
+    plan = current_plan(whole)
+    layer = next(entry for entry in plan.layers if entry.kind == "linear")
+    other = "w4a16" if layer.format != "w4a16" else "int8"
+    edited = tmp_path / "edited.yaml"
+    lines = whole.run.plan_path.read_text().splitlines(keepends=True)
+    at = next(i for i, line in enumerate(lines) if line.strip() == f"- name: {layer.name}")
+    changed = next(i for i in range(at, len(lines)) if lines[i].strip().startswith("format:"))
+    lines[changed] = lines[changed].replace(layer.format, other)
+    edited.write_text("".join(lines))
+    read = read_plan(edited, whole.layers, whole.backend.name, model_sha256=whole.model.sha256)
+    assert read.formats()[layer.name] == other
+    first = build_engine(whole, None, edited, tmp_path / "a")
+    second = build_engine(whole, None, edited, tmp_path / "b")
+    assert first.sha256 == second.sha256
+    assert first.asked.get(other, 0) >= 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "word"),
+    [
+        ("- name: encoder.layer.0.output.dense\n", "- name: encoder.layer.0.output.dens\n", "did"),
+        ("kind: layernorm\n    format: fp32", "kind: layernorm\n    format: int8", "layernorm"),
+        ("kind: linear\n    format: ", "kind: linear\n    format: int9 #", "int9"),
+    ],
+)
+def test_an_impossible_edit_is_a_clear_error(
+    whole: Workbench, tmp_path: Path, old: str, new: str, word: str
+) -> None:
+    text = whole.run.plan_path.read_text()
+    assert old in text
+    edited = tmp_path / "edited.yaml"
+    edited.write_text(text.replace(old, new, 1))
+    with pytest.raises(PlanError, match=word):
+        build_engine(whole, None, edited, tmp_path / "engine")
+
+
+def test_an_engine_file_holds_no_path_of_this_machine(whole: Workbench, place: Path) -> None:
+    folder = whole.run.engine_dir("plan")
+    for file in folder.iterdir():
+        raw = file.read_bytes()
+        assert str(place).encode() not in raw and b"stack_trace" not in raw
+
+
+def test_a_results_folder_of_another_model_names_the_key(place: Path, whole: Workbench) -> None:
+    bert_folder(place / "other", seed=1)
+    whole.run.unlock()
+    work = start(configured(place, **{"model.source": str(place / "other"), "run.id": "whole"}))
+    calibrate(work)
+    try:
+        with pytest.raises(RunDirError, match="model_sha256"):
+            next(sweep(work))
+    finally:
+        work.run.unlock()
+
+
+def test_a_missed_expectation_stops_with_both_numbers(place: Path) -> None:
+    expect = {"metric": "mrr", "value": 0.999, "tolerance": 1e-6}
+    work = start(configured(place, **{"task.expect": expect, "run.id": "expect"}))
+    calibrate(work)
+    with pytest.raises(DataError, match=r"0\.999"):
+        next(sweep(work))
+    work.run.unlock()
+
+
+def test_a_classifier_runs_the_path(place: Path) -> None:
+    bert_folder(place / "classifier", classes=3)
+    labelled_csv(place / "labelled.csv")
+    config = make_config(
+        {
+            "model": {"source": str(place / "classifier")},
+            "data": {
+                "source": str(place / "labelled.csv"),
+                "splits": {"calibration": 16, "sweep": 40, "verification": 60},
+                "prepared": str(place / "calib_data"),
+            },
+            "task": {"kind": "classification", "metric": "cross_entropy"},
+            "sweep": {"formats": ["int8", "w4a16"], "include": ["*output.dense"]},
+            "plan": {"max_drop": 0.5, "levels": 2},
+            "bench": {"clients": 2, "rounds": 2, "seconds": 0.1},
+            "run": {"results": str(place / "results"), "id": "classes", "threads": 1},
+        }
+    )
+    work = run(config)
+    records = work.run.read_sweep()
+    assert {r.format for r in records} == {"int8", "w4a16"}
+    assert all("output.dense" in r.layer for r in records)
+    assert all(set(r.drops) == {"cross_entropy", "accuracy", "macro_f1"} for r in records)
+    work.run.unlock()
+
+
+def test_a_killed_sweep_continues_where_it_stopped(place: Path) -> None:
+    args = [sys.executable, "-m", "qbench.cli.main", "sweep", str(place / "model")]
+    args += ["--normalize", "--data", str(place / "pairs.csv"), "--task", "retrieval"]
+    args += ["--column", "query=question", "--column", "answer=reply", "--splits", "16,40,rest"]
+    args += ["--results", str(place / "results"), "--run-id", "killed", "--threads", "1"]
+    env = {**os.environ, "PYTHONPATH": str(Path(qbench.__file__).parents[1])}
+    process = subprocess.Popen(
+        args, env=env, cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    journal = place / "results" / "killed" / "sweep.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if journal.is_file() and journal.read_bytes().count(b"\n") > 12:
+            break
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = RunDir.open(journal.parent).read_sweep()
+    assert before
+    done = subprocess.run([*args, "--json"], env=env, cwd=place, capture_output=True, check=True)
+    answer = json.loads(done.stdout)
+    after = RunDir.open(journal.parent).read_sweep()
+    assert after[: len(before)] == before
+    assert len(after) == sum(answer["cells"].values())
+    assert all(np.isfinite(r.divergence.value) for r in after if r.divergence)
+
+
+def test_verify_again_after_an_edit_judges_the_new_engine(whole: Workbench) -> None:
+    size, sha256 = file_facts(whole.run.engine_dir("plan") / "engine.onnx")
+    built = next(r for r in whole.run.read_engines() if r.name == "plan")
+    assert (built.bytes, built.sha256) == (size, sha256)
+    judgements = verify(whole)
+    assert judgements[0].engine == "plan"
+    assert judgements[0].n == whole.task("verification").n
