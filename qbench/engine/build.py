@@ -6,18 +6,17 @@ Same plan, same model, same bytes: nothing of the machine, the time or the folde
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from pathlib import Path
 
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
-from qbench.backends import backend_named
-from qbench.errors import PlanError
+from qbench.backends import Backend, applicability, backend_named
+from qbench.errors import PlanError, unknown_name
 from qbench.graph.model import Model, save_graph, strip_traces
-from qbench.lowering import lowering_for
+from qbench.lowering import lowering_for, unusable_clips
 from qbench.lowering.edit import LAYER_KEY
-from qbench.records import Layer, Layers, Plan
+from qbench.records import Kind, Layer, Layers, Plan, PlanLayer, Status
 
 ENGINE_FILE = "engine.onnx"
 
@@ -32,23 +31,43 @@ def lower_graph(model: ir.Model, layers: Layers, plan: Plan) -> ir.Model:
     high = backend_named(plan.backend).high_precision
     by_name = layers.by_name()
     for entry in plan.layers:
-        if entry.format == high:
-            continue
-        layer = by_name[entry.name]
-        lowering = lowering_for(entry.format)
-        refusal = lowering.requires(graph, layer)
-        missing = lowering.format.needs_range and not all(
-            edge.tensor in entry.clips for edge in layer.edges
-        )
-        if refusal is not None or missing:
-            why = refusal.reason if refusal else "the plan has no clip for its input"
-            raise PlanError(f"layer {entry.name!r} cannot be {entry.format}: {why}")
-        lowering.apply(graph, layer, entry.clips)
-        wrong = lowering.ensures(graph, layer)
-        if wrong:
-            raise PlanError(f"layer {entry.name!r} did not become {entry.format}: {wrong}")
+        if entry.name not in by_name:
+            raise PlanError(unknown_name("layer", entry.name, by_name))
+    if any(_needs_rank(graph, by_name[e.name]) for e in plan.layers if e.format != high):
+        common_passes.ShapeInferencePass()(graph)
+    for entry in plan.layers:
+        if entry.format != high:
+            _lower(graph, by_name[entry.name], entry, backend_named(plan.backend))
     common_passes.RemoveUnusedNodesPass()(graph)
     return graph
+
+
+def _lower(graph: ir.Model, layer: Layer, entry: PlanLayer, backend: Backend) -> None:
+    """Give one layer its format in place, or raise ``PlanError`` with its name and the reason."""
+    status, reason = applicability(layer.kind, entry.format, backend)
+    if status is not Status.OK:
+        raise PlanError(f"layer {entry.name!r} cannot be {entry.format}: {reason}")
+    lowering = lowering_for(entry.format)
+    refusal = lowering.requires(graph, layer)
+    if refusal is not None:
+        raise PlanError(f"layer {entry.name!r} cannot be {entry.format}: {refusal.reason}")
+    unusable = unusable_clips(layer, entry.clips) if lowering.format.needs_range else {}
+    if unusable:
+        why = "; ".join(f"{tensor!r} {words}" for tensor, words in unusable.items())
+        raise PlanError(f"layer {entry.name!r} cannot be {entry.format}: {why}")
+    lowering.apply(graph, layer, entry.clips)
+    wrong = lowering.ensures(graph, layer)
+    if wrong:
+        raise PlanError(f"layer {entry.name!r} did not become {entry.format}: {wrong}")
+
+
+def _needs_rank(graph: ir.Model, layer: Layer) -> bool:
+    """Whether the rank of a linear layer's activation matters and the graph does not tell it."""
+    own = {edge.node: edge.index for edge in layer.edges}
+    if layer.kind is not Kind.LINEAR:
+        return False
+    values = [node.inputs[own[node.name]] for node in graph.graph if node.name in own]
+    return any(value is not None and value.shape is None for value in values)
 
 
 def label_nodes(model: ir.Model, layers: Layers) -> None:
@@ -57,8 +76,9 @@ def label_nodes(model: ir.Model, layers: Layers) -> None:
     Graph inputs and outputs keep their names.
     """
     owner = {name: layer for layer in layers.layers for name in layer.nodes}
-    taken = {str(node.name) for node in model.graph}
-    taken |= {str(v.name) for node in model.graph for v in node.outputs}
+    taken = {str(node.name) for node in model.graph} | set(model.graph.initializers)
+    taken |= {str(v.name) for node in model.graph.all_nodes() for v in node.outputs}
+    taken |= {str(v.name) for v in model.graph.inputs}
     for node in model.graph:
         layer = owner.get(str(node.name))
         if layer is None or LAYER_KEY in node.metadata_props:
@@ -120,18 +140,3 @@ def asked_formats(plan: Plan) -> dict[str, int]:
     for entry in plan.layers:
         counts[entry.format] = counts.get(entry.format, 0) + 1
     return counts
-
-
-def tensors_by_layer(graph: ir.Model) -> Mapping[str, str]:
-    """Return the layer that gives each tensor of a labelled graph."""
-    return {
-        str(value.name): node.metadata_props[LAYER_KEY]
-        for node in graph.graph
-        if LAYER_KEY in node.metadata_props
-        for value in node.outputs
-    }
-
-
-def find_layer(layers: Layers, name: str) -> Layer:
-    """Return a layer by name."""
-    return layers.by_name()[name]

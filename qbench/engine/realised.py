@@ -22,6 +22,10 @@ _PROOF: Mapping[str, frozenset[str]] = {
     "w8a16": frozenset({"MatMulNBits"}),
     "w4a16": frozenset({"MatMulNBits"}),
 }
+#: Operators that multiply by a layer's weight in an engine as written.
+_PRODUCTS = frozenset({"MatMul", "Gemm", "MatMulInteger"})
+#: Operators that may do so in an optimised graph.
+_HEAVY = frozenset[str]().union(*_PROOF.values()) | {"MatMul", "Gemm", "FusedMatMul", "FusedGemm"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ def read_realised(
         settings: The plan's session settings.
     """
     optimised = _optimised(path, settings)
-    kernels = Counter(_operator(node) for node in optimised.graph.all_nodes())
+    kernels = Counter(node.op_type for node in optimised.graph.all_nodes())
     seen = _operators_by_layer(graph, optimised)
     kinds = {layer.name: layer.kind for layer in layers.layers}
     high = backend_named(plan.backend).high_precision
@@ -61,16 +65,21 @@ def read_realised(
     for entry in plan.layers:
         found = seen.get(entry.name, frozenset())
         proof = _PROOF.get(entry.format) if kinds[entry.name] is Kind.LINEAR else None
-        if proof is None or not found or found & proof:
+        if proof is None or (found and found <= proof):
             formats[entry.format] += 1
             continue
         formats[high] += 1
-        reason = (
-            f"the runtime computes it with {', '.join(sorted(found))}: its weight is stored in "
-            f"{entry.format} and expanded to {high} before the product"
-        )
-        fallbacks.append(Fallback(entry.name, entry.format, high, reason))
+        fallbacks.append(Fallback(entry.name, entry.format, high, _why(entry.format, high, found)))
     return Realised(dict(formats), dict(sorted(kernels.items())), tuple(fallbacks))
+
+
+def _why(asked: str, high: str, found: frozenset[str]) -> str:
+    if not found:
+        return f"no operator of the runtime's optimised graph shows that it is computed in {asked}"
+    return (
+        f"the runtime computes it with {', '.join(sorted(found))}: its weight is stored in {asked} "
+        f"and expanded to {high} before the product"
+    )
 
 
 def _optimised(path: Path, settings: SessionSettings) -> ir.Model:
@@ -86,35 +95,31 @@ def _optimised(path: Path, settings: SessionSettings) -> ir.Model:
         return ir.load(target)
 
 
-def _operator(node: ir.Node) -> str:
-    return node.op_type
-
-
 def _operators_by_layer(graph: ir.Model, optimised: ir.Model) -> dict[str, frozenset[str]]:
-    """Return the optimised operators that give a tensor which the layer's products gave."""
-    products = {"MatMul", "Gemm", "MatMulInteger", "Mul", "Add"}
-    owner = {
+    """Return the operators of the optimised graph that compute each layer's products.
+
+    A fused operator keeps the name of the product that it grew from, or the name of the tensor
+    that it gives; or else what reads it gives a tensor of the layer.
+    """
+    own = [n for n in graph.graph if n.metadata_props.get(LAYER_KEY)]
+    products = {str(n.name): n.metadata_props[LAYER_KEY] for n in own if n.op_type in _PRODUCTS}
+    tensors = {
         str(value.name): node.metadata_props[LAYER_KEY]
-        for node in graph.graph
-        if node.metadata_props.get(LAYER_KEY) and node.op_type in products
+        for node in own
+        if node.op_type in _PRODUCTS | {"Mul", "Add"}
         for value in node.outputs
     }
     found: dict[str, set[str]] = {}
-    heavy = frozenset().union(*_PROOF.values()) | {"MatMul", "Gemm", "FusedMatMul", "FusedGemm"}
     for node in optimised.graph.all_nodes():
-        if node.op_type not in heavy:
+        if node.op_type not in _HEAVY:
             continue
-        for value in node.outputs:
-            name = owner.get(str(value.name)) or _owner_by_reader(value, owner)
-            if name:
-                found.setdefault(name, set()).add(node.op_type)
+        name = products.get(str(node.name)) or _owner_by_tensor(node.outputs[0], tensors)
+        if name:
+            found.setdefault(name, set()).add(node.op_type)
     return {name: frozenset(ops) for name, ops in found.items()}
 
 
-def _owner_by_reader(value: ir.Value, owner: Mapping[str, str]) -> str | None:
-    """Return the layer of the element-wise node that reads a fused product, if one does."""
-    for node, _ in value.uses():
-        for output in node.outputs:
-            if str(output.name) in owner:
-                return owner[str(output.name)]
-    return None
+def _owner_by_tensor(value: ir.Value, owner: Mapping[str, str]) -> str | None:
+    """Return the layer of a tensor, or of the tensors that its readers give."""
+    given = [value, *(output for node, _ in value.uses() for output in node.outputs)]
+    return next((owner[str(v.name)] for v in given if str(v.name) in owner), None)

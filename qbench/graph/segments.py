@@ -16,6 +16,9 @@ from onnx_ir.convenience import extract
 
 from qbench.records import Layers
 
+#: Metadata key of a segment's output that the whole graph does not give out.
+BORDER_KEY = "qbench.border"
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:
@@ -55,10 +58,10 @@ def _cost_of(node: ir.Node, facts: Mapping[str, TensorFact]) -> float:
         return written
     if weight.shape is None or weight.const_value is None:
         return written * 64.0  # a product of two activations sums over a head or a sequence
-    dims = [int(d) for d in weight.const_value.shape]
+    dims = [int(d) for d in weight.const_value.shape.numpy()]
     if node.op_type == "Conv":
         return written * float(np.prod(dims[1:]))
-    transposed = node.op_type == "Gemm" and node.attributes.get_int("transB", 0)
+    transposed = node.op_type == "Gemm" and node.attributes.get_int("transB", 0) == 1
     return written * float(dims[-1] if transposed else dims[-2] if len(dims) > 1 else dims[-1])
 
 
@@ -197,4 +200,8 @@ def segment_model(model: ir.Model, segment: Segment) -> ir.Model:
     """Return one segment as a model of its own; its weights are shared, its nodes are copies."""
     graph = extract(model.graph, list(segment.inputs), list(segment.outputs))
     graph.opset_imports.update(model.graph.opset_imports)
+    given = {v.name for v in model.graph.outputs}
+    for value in graph.outputs:
+        if value.name not in given:
+            value.metadata_props[BORDER_KEY] = "1"
     return ir.Model(graph, ir_version=model.ir_version)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from qbench.errors import InputError
-from qbench.lowering.base import Change, Lowering, Refusal
+from qbench.lowering.base import Change, Lowering, Refusal, unusable_clips
 from qbench.lowering.fp16 import Fp16Lowering
 from qbench.lowering.int8 import Int8Lowering
 from qbench.lowering.int8_dynamic import Int8DynamicLowering
 from qbench.lowering.w4a16 import W4A16Lowering
 from qbench.lowering.w8a16 import W8A16Lowering
 
-__all__ = ["LOWERINGS", "Change", "Lowering", "Refusal", "lowering_for"]
+__all__ = ["LOWERINGS", "Change", "Lowering", "Refusal", "lowering_for", "unusable_clips"]
 
 #: Lowerings of ``ort-cpu`` by format; the high precision there, fp32, needs none.
 LOWERINGS: dict[str, Lowering] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -40,6 +41,18 @@ class Change:
     changed: bool
     weight_bytes: int = 0
     remark: str = ""
+
+
+def unusable_clips(layer: Layer, clips: Mapping[str, float]) -> dict[str, str]:
+    """Return why edges of a layer cannot be quantized with the clips that are given, by tensor."""
+    found: dict[str, str] = {}
+    for edge in layer.edges:
+        clip = clips.get(edge.tensor)
+        if clip is None:
+            found[edge.tensor] = "has no clip: calibration never saw it"
+        elif not (math.isfinite(clip) and clip > 0):
+            found[edge.tensor] = f"clips at {clip:g}, which is no positive number"
+    return found
 
 
 class Lowering(Protocol):

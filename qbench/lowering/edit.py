@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from qbench.lowering.base import Change
+
 #: Metadata key of a node: the layer whose lowering made it.
 LAYER_KEY = "qbench.layer"
 
@@ -26,9 +28,14 @@ class GraphEditor:
         self.prefix = prefix
         self.nodes: dict[str, ir.Node] = {str(n.name): n for n in self.graph}
         self._taken = set(self.nodes) | set(self.graph.initializers)
-        self._taken |= {str(v.name) for n in self.graph for v in n.outputs}
+        self._taken |= {str(v.name) for n in self.graph.all_nodes() for v in n.outputs}
         self._taken |= {str(v.name) for v in self.graph.inputs}
         self.stored_bytes = 0
+        self.made_nodes = 0
+
+    def change(self, remark: str = "") -> Change:
+        """Return what was done so far."""
+        return Change(self.made_nodes > 0, self.stored_bytes, remark)
 
     def _free(self, stem: str) -> str:
         name, number = stem, 1
@@ -41,7 +48,7 @@ class GraphEditor:
     def constant(self, stem: str, array: np.ndarray, dtype: ir.DataType | None = None) -> ir.Value:
         """Register an initializer; its bytes are added to ``stored_bytes``."""
         name = self._free(f"{self.prefix}/{stem}")
-        tensor = ir.Tensor(np.ascontiguousarray(array), dtype=dtype, name=name)
+        tensor = ir.Tensor(np.asarray(array, order="C"), dtype=dtype, name=name)
         value = ir.Value(
             name=name,
             const_value=tensor,
@@ -68,6 +75,7 @@ class GraphEditor:
         node.name = self._free(f"{self.prefix}/{stem}")
         node.metadata_props[LAYER_KEY] = self.prefix
         self.nodes[node.name] = node
+        self.made_nodes += 1
         for index, value in enumerate(node.outputs):
             value.name = self._free(f"{node.name}:{index}")
         if after:
@@ -82,6 +90,7 @@ class GraphEditor:
         A graph output keeps its name: ``new`` takes the name over.
         """
         kept = set(keep)
+        new.type, new.shape = new.type or old.type, new.shape or old.shape
         for node, index in list(old.uses()):
             if node not in kept:
                 node.replace_input_with(index, new)
@@ -89,7 +98,7 @@ class GraphEditor:
             if value is old:
                 name = old.name
                 old.name = self._free(f"{self.prefix}/inner")
-                new.name, new.type, new.shape = name, old.type, old.shape
+                new.name = name
                 self.graph.outputs[index] = new
 
     def drop_unused(self, nodes: Iterable[ir.Node]) -> None:
@@ -114,5 +123,7 @@ class GraphEditor:
 
     def drop_initializer(self, value: ir.Value | None) -> None:
         """Remove an initializer that nothing reads any more."""
-        if value is not None and value.is_initializer() and not value.uses():
+        if value is None or not value.is_initializer() or value.uses():
+            return
+        if not value.is_graph_output():
             self.graph.initializers.pop(str(value.name), None)

@@ -14,9 +14,10 @@ import numpy as np
 import onnx_ir as ir
 
 from qbench.formats import FORMATS
+from qbench.graph.segments import BORDER_KEY
 from qbench.lowering.base import Change, Refusal
 from qbench.lowering.edit import GraphEditor
-from qbench.lowering.linear import check_operators, constant_of, present, unchanged
+from qbench.lowering.linear import check_operators, constant_of, present, source_of, unchanged
 from qbench.records import Kind, Layer, Occurrence, Status
 
 FP16_MAX = 65504.0
@@ -31,6 +32,9 @@ class Fp16Lowering:
 
     def requires(self, model: ir.Model, layer: Layer) -> Refusal | None:
         """Return why the layer cannot take the format, or ``None``."""
+        other = _other_dtype(model, layer)
+        if other is not None:
+            return other
         for name in _weights_of(model, layer):
             value = model.graph.initializers[name]
             top = 0.0 if value.const_value is None else _absmax(value.const_value)
@@ -57,11 +61,25 @@ class Fp16Lowering:
             else:
                 for unit in _units(layer, use):
                     _round_unit(editor, unit, use, halves)
-        return Change(True, editor.stored_bytes)
+        return editor.change()
 
     def ensures(self, model: ir.Model, layer: Layer) -> str | None:
         """Return what is missing from the rewritten graph, or ``None``."""
         return check_operators(model, layer, {"Cast": "no Cast to fp16"})
+
+
+def _other_dtype(model: ir.Model, layer: Layer) -> Refusal | None:
+    """Return the refusal of a layer that does not compute in float32, or ``None``."""
+    own = set(layer.nodes) | {edge.node for edge in layer.edges}
+    values = [v for node in model.graph if node.name in own for v in (*node.inputs, *node.outputs)]
+    found = {v.dtype for v in values if v is not None}
+    for dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE):
+        if dtype in found and ir.DataType.FLOAT not in found:
+            already = dtype is ir.DataType.FLOAT16
+            status = Status.NOT_APPLICABLE if already else Status.NOT_YET
+            remedy = "" if already else "export the model in float32"
+            return Refusal(status, f"it computes in {dtype}", remedy)
+    return None
 
 
 def _weights_of(model: ir.Model, layer: Layer) -> list[str]:
@@ -101,12 +119,16 @@ def _round_edges(editor: GraphEditor, use: Occurrence) -> None:
         if node is None or value is None:
             continue
         if value not in done:
-            done[value] = _round(editor, node, value)
+            producer = value.producer()
+            first = editor.graph[0]
+            anchor = first if producer is None else producer
+            done[value] = _round(editor, anchor, value, after=producer is not None)
         node.replace_input_with(edge.index, done[value])
     for value, rounded in done.items():
-        if value.is_graph_output():  # a cache that the graph gives out holds what attention reads
-            producers = [n for n, _ in value.uses()]
-            editor.replace_uses(value, rounded, keep=producers)
+        # A cache that the graph gives out holds what attention reads; what merely crosses the
+        # border of a segment is read by others, who get it as it was.
+        if value.is_graph_output() and BORDER_KEY not in value.metadata_props:
+            editor.replace_uses(value, rounded, keep=[reader for reader, _ in value.uses()])
 
 
 def _round_table(editor: GraphEditor, use: Occurrence, halves: dict[str, ir.Value]) -> None:
@@ -142,11 +164,11 @@ def _round_unit(
                 continue
             array = constant_of(value)
             if array is not None:
-                if single or value.name in use.inputs:
+                if single or source_of(value).name in use.inputs:
                     _halve_constant(editor, node, index, array, halves)
                 continue
             if value not in rounded:
-                rounded[value] = _round(editor, nodes[0], value)
+                rounded[value] = _round(editor, node, value)
             node.replace_input_with(index, rounded[value])
     for node in nodes:
         for value in node.outputs:

@@ -59,7 +59,7 @@ class Int8Lowering:
             )
             form.node.replace_input_with(0, x[0])
             swap_weight(editor, form, w[0])
-        return Change(True, editor.stored_bytes)
+        return editor.change()
 
     def ensures(self, model: ir.Model, layer: Layer) -> str | None:
         """Return what is missing from the rewritten graph, or ``None``."""

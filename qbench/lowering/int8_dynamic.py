@@ -55,7 +55,7 @@ class Int8DynamicLowering:
             result = editor.op(node, "Mul", [cast, scale], "rescale")[0]
             editor.replace_uses(node.outputs[0], result)
             editor.drop_unused([node])
-        return Change(True, editor.stored_bytes)
+        return editor.change()
 
     def ensures(self, model: ir.Model, layer: Layer) -> str | None:
         """Return what is missing from the rewritten graph, or ``None``."""

@@ -50,47 +50,150 @@ def require_linear(model: ir.Model, layer: Layer) -> Refusal | None:
     odd = {use.op for use in layer.occurrences} - {"MatMul", "Gemm"}
     if layer.kind is Kind.LINEAR and odd:
         return Refusal(
-            Status.NOT_YET, f"it is computed by the fused operator {sorted(odd)[0]}", "export plain"
+            Status.NOT_YET,
+            f"it is computed by the fused operator {sorted(odd)[0]}",
+            "give the graph as exported, before a runtime fused its operators",
         )
     if layer.kind is not Kind.LINEAR:
         return Refusal(
             Status.NOT_APPLICABLE, f"quantized weights are for linear layers, not {layer.kind}"
         )
-    if len(layer.weight_shape) != 2:
-        return Refusal(
-            Status.NOT_YET,
-            f"its weight has shape {list(layer.weight_shape)}; matrices alone are quantized",
-        )
     weight = model.graph.initializers.get(layer.weight)
     if weight is None or weight.const_value is None:
         return Refusal(Status.NOT_APPLICABLE, f"its weight {layer.weight!r} is no stored constant")
-    if weight.const_value.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
-        return Refusal(
-            Status.NOT_APPLICABLE, f"its weight is {weight.const_value.dtype}, not floating point"
-        )
+    nodes = {str(node.name): node for node in model.graph}
+    for use in layer.occurrences:
+        product = _product_of(nodes, use)
+        refusal = _operand_refusal(layer, product) if product is not None else None
+        if refusal is not None:
+            return refusal
     return None
 
 
-def constant_of(value: ir.Value | None) -> np.ndarray | None:
-    """Return the constant that a value holds, seen through Transpose, Cast and Identity."""
+def _operand_refusal(layer: Layer, product: ir.Node) -> Refusal | None:
+    """Return why the constant operand of a product is not a float32 matrix, or ``None``."""
+    side = 1 if is_constant(product.inputs[1]) else 0
+    operand, x = product.inputs[side], product.inputs[1 - side]
+    if operand is None or not is_constant(operand):
+        through = layer.occurrences[0].attributes.get("weight_through", "a computation")
+        return Refusal(Status.NOT_YET, f"its weight is read through {through}", "fold constants")
+    rank = constant_rank(operand)
+    if rank != 2:
+        return Refusal(
+            Status.NOT_YET, f"its weight has {rank} dimensions; matrices alone are quantized"
+        )
+    refusal = require_float32(operand)
+    if refusal is None and side == 0 and (x is None or x.shape is None):
+        return Refusal(
+            Status.NOT_YET,
+            "its weight is the left operand, and the graph does not tell the rank of the right one",
+            "run shape inference on the graph before it is given",
+        )
+    return refusal
+
+
+def require_float32(operand: ir.Value) -> Refusal | None:
+    """Return why a constant operand is not multiplied in float32, or ``None``."""
+    dtype = constant_dtype(operand)
+    if dtype == ir.DataType.FLOAT:
+        return None
+    return Refusal(
+        Status.NOT_YET,
+        f"it computes in {dtype}; layers that compute in float32 are quantized",
+        "export the model in float32",
+    )
+
+
+#: Operators through which a constant is still known without running the graph.
+_PASSES = frozenset({"Transpose", "Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
+
+
+def is_constant(value: ir.Value | None) -> bool:
+    """Whether a value is a constant, seen through casts, transpositions and reshapes."""
     if value is None:
+        return False
+    if value.const_value is not None:
+        return True
+    node = value.producer()
+    if node is None or node.op_type not in _PASSES or node.domain:
+        return False
+    return all(is_constant(operand) for operand in node.inputs if operand is not None)
+
+
+def constant_dtype(value: ir.Value) -> ir.DataType:
+    """Return the element type of a constant value, with casts applied."""
+    if value.const_value is not None:
+        return value.const_value.dtype
+    node = value.producer()
+    assert node is not None and node.inputs[0] is not None
+    if node.op_type == "Cast":
+        return ir.DataType(node.attributes.get_int("to", int(ir.DataType.FLOAT)))
+    return constant_dtype(node.inputs[0])
+
+
+def constant_rank(value: ir.Value) -> int:
+    """Return the rank of a constant value; the constant is read where reshapes hide it."""
+    node = value.producer()
+    if value.const_value is not None:
+        return len(value.const_value.shape)
+    assert node is not None
+    if node.op_type in ("Transpose", "Cast", "Identity") and node.inputs[0] is not None:
+        return constant_rank(node.inputs[0])
+    array = constant_of(value)
+    return -1 if array is None else array.ndim
+
+
+def source_of(value: ir.Value) -> ir.Value:
+    """Return the initializer that a constant value is read from, the value itself if it is one."""
+    node = value.producer()
+    while value.const_value is None and node is not None and node.inputs[0] is not None:
+        value = node.inputs[0]
+        node = value.producer()
+    return value
+
+
+def constant_of(value: ir.Value | None) -> np.ndarray | None:
+    """Return the constant that a value holds, seen through casts, transpositions and reshapes."""
+    if value is None or not is_constant(value):
         return None
     if value.const_value is not None:
         return np.asarray(value.const_value.numpy())
     node = value.producer()
-    if node is None or node.op_type not in ("Transpose", "Cast", "Identity"):
-        return None
+    assert node is not None
     inner = constant_of(node.inputs[0])
-    if inner is None or node.op_type != "Transpose":
-        return inner
-    perm = node.attributes.get("perm")
-    return inner.transpose(tuple(perm.as_ints()) if perm else None)
+    assert inner is not None
+    second = constant_of(node.inputs[1]) if len(node.inputs) > 1 else None
+    return _passed(node, inner, second)
+
+
+def _passed(node: ir.Node, array: np.ndarray, second: np.ndarray | None) -> np.ndarray:
+    """Return what an operator of ``_PASSES`` makes of a constant."""
+    op = node.op_type
+    if op == "Transpose":
+        perm = node.attributes.get("perm")
+        return array.transpose(tuple(perm.as_ints()) if perm else None)
+    if op == "Cast":
+        return array.astype(constant_dtype(node.outputs[0]).numpy())
+    if op == "Reshape" and second is not None:
+        sizes = [int(n) for n in second]
+        if not node.attributes.get_int("allowzero", 0):
+            sizes = [array.shape[axis] if n == 0 else n for axis, n in enumerate(sizes)]
+        return array.reshape(sizes)
+    if op == "Flatten":
+        axis = node.attributes.get_int("axis", 1) % (array.ndim + 1)
+        return array.reshape(int(np.prod(array.shape[:axis])), -1)
+    axes = None if second is None else tuple(int(n) for n in second)
+    if op == "Squeeze":
+        return np.squeeze(array, axes)
+    if op == "Unsqueeze" and axes is not None:
+        return np.expand_dims(array, axes)
+    return array
 
 
 def linear_forms(editor: GraphEditor, uses: list[Occurrence]) -> Iterator[LinearForm]:
     """Rewrite each use to ``x @ W`` and yield it; the caller replaces the right operand."""
     for use in uses:
-        node = _product_node(editor, use)
+        node = _product_of(editor.nodes, use)
         if node is None:
             continue
         tensor = use.edges[0].tensor if use.edges else use.inputs[0]
@@ -99,14 +202,15 @@ def linear_forms(editor: GraphEditor, uses: list[Occurrence]) -> Iterator[Linear
             continue
         left, right = constant_of(node.inputs[0]), constant_of(node.inputs[1])
         if right is not None and node.inputs[0] is not None:
+            _keep_apart(editor, use, node)
             yield LinearForm(node, node.inputs[0], _as_float(right), tensor)
         elif left is not None:
             yield _from_left(editor, node, left, tensor)
 
 
-def _product_node(editor: GraphEditor, use: Occurrence) -> ir.Node | None:
-    nodes = [editor.nodes[name] for name in use.nodes if name in editor.nodes]
-    return next((n for n in nodes if n.op_type in ("MatMul", "Gemm")), None)
+def _product_of(nodes: Mapping[str, ir.Node], use: Occurrence) -> ir.Node | None:
+    own = [nodes[name] for name in use.nodes if name in nodes]
+    return next((n for n in own if n.op_type in ("MatMul", "Gemm")), None)
 
 
 def _as_float(array: np.ndarray) -> np.ndarray:
@@ -114,7 +218,8 @@ def _as_float(array: np.ndarray) -> np.ndarray:
 
 
 def _transposed(editor: GraphEditor, anchor: ir.Node, value: ir.Value, stem: str) -> ir.Value:
-    rank = value.shape.rank() if value.shape is not None else 2
+    assert value.shape is not None
+    rank = value.shape.rank()
     perm = [*range(rank - 2), rank - 1, rank - 2]
     made = editor.op(anchor, "Transpose", [value], stem)[0]
     producer = made.producer()
@@ -126,11 +231,12 @@ def _transposed(editor: GraphEditor, anchor: ir.Node, value: ir.Value, stem: str
 
 def _from_left(editor: GraphEditor, node: ir.Node, weight: np.ndarray, tensor: str) -> LinearForm:
     x = node.inputs[1]
-    assert x is not None
-    turned = _transposed(editor, node, x, "transpose_in")
+    assert x is not None and x.shape is not None
+    vector = x.shape.rank() == 1  # W·x of a vector is x·Wᵀ
+    turned = x if vector else _transposed(editor, node, x, "transpose_in")
     product = editor.op(node, "MatMul", [turned, node.inputs[0]], "product")[0]
-    product.shape = x.shape
-    back = _transposed(editor, node, product, "transpose_out")
+    product.shape = ir.Shape([None] * x.shape.rank())
+    back = product if vector else _transposed(editor, node, product, "transpose_out")
     editor.replace_uses(node.outputs[0], back)
     made = product.producer()
     assert made is not None
@@ -145,20 +251,50 @@ def _from_gemm(editor: GraphEditor, node: ir.Node, tensor: str) -> LinearForm:
     weight = _as_float(weight.T if node.attributes.get_int("transB", 0) else weight)
     weight = weight * np.float32(node.attributes.get_float("alpha", 1.0))
     if node.attributes.get_int("transA", 0):
+        a.shape = a.shape or ir.Shape([None, None])
         a = _transposed(editor, node, a, "transpose_in")
     result = editor.op(node, "MatMul", [a, b], "product")[0]
     made = result.producer()
     assert made is not None
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     if bias is not None:
-        beta = node.attributes.get_float("beta", 1.0)
-        if beta != 1.0:
-            scale = editor.constant("beta", np.array(beta, np.float32))
-            bias = editor.op(node, "Mul", [bias, scale], "scaled_bias")[0]
-        result = editor.op(node, "Add", [result, bias], "biased")[0]
+        result = _biased(editor, node, result, bias, node.attributes.get_float("beta", 1.0))
     editor.replace_uses(node.outputs[0], result)
     editor.drop_unused([node])
     return LinearForm(made, a, weight, tensor)
+
+
+def _biased(
+    editor: GraphEditor, anchor: ir.Node, product: ir.Value, bias: ir.Value, beta: float = 1.0
+) -> ir.Value:
+    """Return ``product + beta · bias``, written as a subtraction.
+
+    NOTE: of matrices, ONNX Runtime joins MatMul and Add to Gemm before it looks at quantized
+    operands, and then computes in floating point. ``a − (−b)`` is ``a + b`` bit for bit, and is
+    left alone.
+    """
+    array = constant_of(bias)
+    if array is not None:
+        minus = editor.constant("minus_bias", -np.float32(beta) * _as_float(array))
+    else:
+        factor = editor.constant("minus_beta", np.array(-beta, np.float32))
+        minus = editor.op(anchor, "Mul", [bias, factor], "minus_bias")[0]
+    return editor.op(anchor, "Sub", [product, minus], "biased")[0]
+
+
+def _keep_apart(editor: GraphEditor, use: Occurrence, node: ir.Node) -> None:
+    """Rewrite the bias that follows a product of two matrices, so that they are not joined."""
+    x, product = node.inputs[0], node.outputs[0]
+    if x is None or x.shape is None or x.shape.rank() != 2:
+        return
+    own = [editor.nodes[name] for name in use.nodes if name in editor.nodes]
+    for add in own:
+        if add.op_type != "Add" or product not in add.inputs:
+            continue
+        bias = add.inputs[1] if add.inputs[0] is product else add.inputs[0]
+        if bias is not None and is_constant(bias):
+            editor.replace_uses(add.outputs[0], _biased(editor, add, product, bias))
+            editor.drop_unused([add])
 
 
 def swap_weight(editor: GraphEditor, form: LinearForm, new: ir.Value) -> None:
@@ -186,10 +322,21 @@ def per_channel_int8(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check_operators(model: ir.Model, layer: Layer, wanted: Mapping[str, str]) -> str | None:
-    """Return what is wrong where a layer's MatMul does not read what the format needs."""
+    """Return what is wrong: an operator that the format needs is missing, or a weight is left."""
     found = {n.op_type for n in model.graph if n.metadata_props.get(LAYER_KEY) == layer.name}
     missing = [why for op, why in wanted.items() if op not in found]
-    return "; ".join(missing) or None
+    return "; ".join(missing) or _unlowered(model, layer)
+
+
+def _unlowered(model: ir.Model, layer: Layer) -> str | None:
+    """Return which node of the layer still multiplies by its weight as stored before."""
+    own = set(layer.nodes)
+    for node in model.graph:
+        if node.name in own and layer.weight:
+            left = [v for v in node.inputs if v is not None and is_constant(v)]
+            if any(source_of(v).name == layer.weight for v in left):
+                return f"node {node.name!r} still reads {layer.weight!r}"
+    return None
 
 
 def unchanged() -> Change:

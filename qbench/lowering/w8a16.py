@@ -14,7 +14,16 @@ import onnx_ir as ir
 from qbench.formats import FORMATS
 from qbench.lowering.base import Change, Refusal
 from qbench.lowering.edit import GraphEditor
-from qbench.lowering.linear import check_operators, constant_of, present, require_linear, unchanged
+from qbench.lowering.linear import (
+    check_operators,
+    constant_of,
+    constant_rank,
+    is_constant,
+    present,
+    require_float32,
+    require_linear,
+    unchanged,
+)
 from qbench.lowering.weight_only import apply_blocks
 from qbench.records import Kind, Layer, Status
 
@@ -28,8 +37,16 @@ class W8A16Lowering:
         """Return why the layer cannot take the format, or ``None``."""
         if layer.kind is not Kind.EMBEDDING:
             return require_linear(model, layer)
-        if len(layer.weight_shape) != 2:
-            return Refusal(Status.NOT_YET, f"its table has shape {list(layer.weight_shape)}")
+        nodes = {str(node.name): node for node in model.graph}
+        lookups = [nodes[name] for name in layer.nodes if name in nodes]
+        for table in (node.inputs[0] for node in lookups):
+            if table is None or not is_constant(table):
+                return Refusal(Status.NOT_APPLICABLE, "its table is no stored constant")
+            if constant_rank(table) != 2:
+                return Refusal(Status.NOT_YET, f"its table has {constant_rank(table)} dimensions")
+            refusal = require_float32(table)
+            if refusal is not None:
+                return refusal
         return None
 
     def apply(self, model: ir.Model, layer: Layer, clips: Mapping[str, float]) -> Change:
@@ -60,7 +77,7 @@ def _apply_table(model: ir.Model, layer: Layer) -> Change:
         wide = editor.op(node, "Cast", [rows], "to_float", attributes=to_float)[0]
         editor.replace_uses(node.outputs[0], editor.op(node, "Mul", [wide, scales], "rescale")[0])
         editor.drop_unused([node])
-    return Change(True, editor.stored_bytes)
+    return editor.change()
 
 
 def _quantized_table(editor: GraphEditor, value: ir.Value | None) -> tuple[ir.Value, ir.Value]:

@@ -71,4 +71,4 @@ def apply_blocks(model: ir.Model, layer: Layer, bits: int, wanted_block: int) ->
         )
         swap_weight(editor, form, dequantized[0])
     remark = "" if block == wanted_block else f"block {block}: {wanted_block} does not divide K"
-    return Change(True, editor.stored_bytes, remark)
+    return editor.change(remark)

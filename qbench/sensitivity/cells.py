@@ -9,16 +9,23 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from qbench.backends import Backend, applicability
-from qbench.errors import MeasurementError, QbenchError
-from qbench.lowering import Refusal, lowering_for
+from qbench.errors import MeasurementError
+from qbench.graph.intermediates import implicit_of, nodes_by_name, tensors_of
+from qbench.lowering import Refusal, lowering_for, unusable_clips
 from qbench.records import Estimate, Layer, Status, SweepRecord, TensorRange
+from qbench.runtime.ort import Session
+from qbench.sensitivity.diagnosis import find_non_finite
 from qbench.sensitivity.replay import ChangedSegments, Replay
 from qbench.statistics import mean_interval, median_interval, paired_drop
 from qbench.tasks.base import Array, Scores, Task
 from qbench.tasks.outputs import collapsed
 
-#: Batches on which the local error and the paired latency of a cell are taken.
-_LOCAL_BATCHES = 6
+#: Batches on which the local error of a cell is taken, and its paired latency.
+_LOCAL_BATCHES, _TIMED_BATCHES = 6, 8
+#: Interleaved repeats of each side of a latency pair.
+_REPEATS = 3
+#: SQNR of an output that did not change.
+_MOST_DB = 300.0
 
 FP16_MAX = 65504.0
 
@@ -76,7 +83,7 @@ def measure_cell(bench: Bench, layer: Layer, format_name: str) -> SweepRecord:
         return replace(base, status=refusal.status, reason=refusal.reason, remedy=refusal.remedy)
     try:
         record = _measure(bench, layer, base)
-    except (QbenchError, ValueError, KeyError, ArithmeticError) as error:
+    except Exception as error:  # whatever one cell runs into is its record: the others go on
         record = replace(
             base,
             status=Status.FAILED,
@@ -98,12 +105,12 @@ def refuse(bench: Bench, layer: Layer, format_name: str) -> Refusal | None:
         return refusal
     if format_name == "fp16":
         return _overflow(bench, layer)
-    if format_name == "int8":
-        missing = [e.tensor for e in layer.edges if e.tensor not in bench.clips]
-        if missing:
+    if lowering_for(format_name).format.needs_range:
+        unusable = unusable_clips(layer, bench.clips)
+        if unusable:
             return Refusal(
                 Status.FAILED,
-                f"no range of {', '.join(missing)}: calibration never saw it",
+                "; ".join(f"{tensor!r} {why}" for tensor, why in unusable.items()),
                 "calibrate on data that reaches the layer",
             )
     return None
@@ -111,9 +118,10 @@ def refuse(bench: Bench, layer: Layer, format_name: str) -> Refusal | None:
 
 def _overflow(bench: Bench, layer: Layer) -> Refusal | None:
     """Judge fp16 from the ranges: ONNX Runtime on CPU computes it in fp32 and never overflows."""
-    for seen in bench.ranges.values():
-        own = seen.layer == layer.name or seen.tensor in {u.output for u in layer.occurrences}
-        if own and seen.absmax > FP16_MAX:
+    nodes = nodes_by_name(bench.replay.model.graph)
+    names = [*tensors_of(layer, nodes), *(item.name for item in implicit_of(layer))]
+    for seen in (bench.ranges[name] for name in names if name in bench.ranges):
+        if seen.absmax > FP16_MAX:
             what = "an intermediate inside it" if seen.implicit else "its tensor"
             return Refusal(
                 Status.INVALID,
@@ -132,9 +140,14 @@ def _measure(bench: Bench, layer: Layer, base: SweepRecord) -> SweepRecord:
         wrong = [w for m in changed.models.values() if (w := lowering.ensures(m, layer))]
         if wrong:
             raise MeasurementError(f"the lowering did not take: {wrong[0]}")
+        if not changed.change.changed:
+            raise MeasurementError("the lowering changed nothing: the graph holds no such node")
         outputs = bench.replay.run_changed(changed)
+        bad = find_non_finite(bench.replay, changed, outputs)
+        if bad:
+            remedy = "keep the layer in high precision"
+            return replace(base, status=Status.INVALID, reason=bad, remedy=remedy)
         latency = _paired_latency(bench.replay, changed)
-        bad = _first_non_finite(outputs)
         sqnr_db, cosine = _local_error(bench, layer, base.format)
     finally:
         changed.close()
@@ -146,10 +159,6 @@ def _measure(bench: Bench, layer: Layer, base: SweepRecord) -> SweepRecord:
         sqnr_db=sqnr_db,
         cosine=cosine,
     )
-    if bad:
-        return replace(
-            record, status=Status.INVALID, reason=bad, remedy="keep the layer in high precision"
-        )
     return judge_cell(bench, record, outputs)
 
 
@@ -181,68 +190,66 @@ def _floats(values: Array) -> tuple[float, ...]:
     return tuple(float(v) for v in np.asarray(values, dtype=np.float64).ravel())
 
 
-def _first_non_finite(outputs: Array) -> str:
-    if np.isfinite(outputs).all():
-        return ""
-    rows = np.argwhere(~np.isfinite(outputs.reshape(len(outputs), -1)).all(axis=1)).ravel()
-    return f"outputs are not finite for {len(rows)} of {len(outputs)} items, item {rows[0]} first"
-
-
 def _paired_latency(replay: Replay, changed: ChangedSegments) -> Estimate:
-    """Return the change of the changed segments' time a batch, from interleaved pairs."""
+    """Return the change of the changed segments' time a batch, from interleaved pairs, in ms.
+
+    Of each side the fastest of a few repeats counts: on a busy machine noise only ever adds. The
+    sides take turns in going first.
+    """
     deltas: list[float] = []
-    for batch in local_batches(replay.batches):
+    for batch in spread_batches(replay.batches, _TIMED_BATCHES):
         delta = 0.0
         for index, session in changed.sessions.items():
-            pair = [min(_timed(replay, index, batch, s) for _ in range(2)) for s in (session, None)]
-            delta += pair[0] - pair[1]
+            best = {True: np.inf, False: np.inf}
+            for repeat in range(_REPEATS):
+                for is_changed in (True, False) if repeat % 2 else (False, True):
+                    seconds = _timed(replay, index, batch, session if is_changed else None)
+                    best[is_changed] = min(best[is_changed], seconds)
+            delta += best[True] - best[False]
         deltas.append(delta * 1e3)
     return median_interval(deltas)
 
 
-def _timed(replay: Replay, index: int, batch: int, session: object) -> float:
+def _timed(replay: Replay, index: int, batch: int, session: Session | None) -> float:
     started = time.perf_counter()
-    replay.run_segment(index, batch, session)  # type: ignore[arg-type]
+    replay.run_segment(index, batch, session)
     return time.perf_counter() - started
 
 
-def local_batches(batches: Sequence[object]) -> list[int]:
-    """Return the batches on which local numbers are taken: evenly spread over the lengths."""
-    count = min(_LOCAL_BATCHES, len(batches))
+def spread_batches(batches: Sequence[object], most: int) -> list[int]:
+    """Return at most so many batches, evenly spread over the lengths."""
+    count = min(most, len(batches))
     return sorted({int(i) for i in np.linspace(0, len(batches) - 1, count)})
 
 
 def _local_error(bench: Bench, layer: Layer, format_name: str) -> tuple[float | None, float | None]:
-    """Return SQNR (dB) and cosine at the layer's outputs on the local batches."""
-    lowering, clips = lowering_for(format_name), bench.clips
-    replay = bench.replay
+    """Return SQNR (dB) and cosine at the layer's outputs, over all its uses."""
+    lowering, clips, replay = lowering_for(format_name), bench.clips, bench.replay
     tapped = replay.change(layer, lambda m, own: lowering.apply(m, own, clips), taps=True)
-    signal = noise = dot = other = 0.0
+    batches = spread_batches(replay.batches, _LOCAL_BATCHES)
+    sums = np.zeros(4)
     try:
         for index, session in tapped.sessions.items():
-            with replay.open_tapped(index, layer) as plain:
-                for batch in local_batches(replay.batches):
-                    before = replay.run_segment(index, batch, plain)
-                    after = replay.run_segment(index, batch, session)
-                    for use in layer.occurrences:
-                        if use.output not in before or use.output not in after:
-                            continue
-                        a = before[use.output].astype(np.float64).ravel()
-                        b = after[use.output].astype(np.float64).ravel()
-                        signal, noise = signal + a @ a, noise + (a - b) @ (a - b)
-                        dot, other = dot + a @ b, other + b @ b
+            before = replay.reference_taps(index, layer, batches)
+            for batch, expected in zip(batches, before, strict=True):
+                after = replay.run_segment(index, batch, session, tuple(expected))
+                for name, value in expected.items():
+                    a = value.astype(np.float64).ravel()
+                    b = after[name].astype(np.float64).ravel()
+                    sums += [a @ a, (a - b) @ (a - b), a @ b, b @ b]
     finally:
         tapped.close()
+    signal, noise, dot, other = (float(value) for value in sums)
     return _decibels(signal, noise), _cosine(dot, signal, other)
 
 
 def _decibels(signal: float, noise: float) -> float | None:
-    if signal <= 0 or not np.isfinite(noise):
+    if signal <= 0 or not np.isfinite([signal, noise]).all():
         return None
-    return float(10 * np.log10(signal / noise)) if noise > 0 else 300.0
+    return min(float(10 * np.log10(signal / noise)), _MOST_DB) if noise > 0 else _MOST_DB
 
 
 def _cosine(dot: float, signal: float, other: float) -> float | None:
-    if signal <= 0 or other <= 0:
+    if signal <= 0 or other <= 0 or not np.isfinite([dot, signal, other]).all():
         return None
-    return float(dot / np.sqrt(signal * other))
+    return float(np.clip(dot / np.sqrt(signal * other), -1.0, 1.0))

@@ -6,13 +6,14 @@ cell starts from those at the cut before its layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import onnx_ir as ir
 
 from qbench.graph.segments import (
+    BORDER_KEY,
     Segment,
     choose_cuts,
     inside_layers,
@@ -60,7 +61,7 @@ class Replay:
     """The reference run, cut in segments, and replays of it with segments changed.
 
     Args:
-        model: The whole graph; element types of its tensors are written into it.
+        model: The whole graph; it is not changed.
         layers: Its layers; no cut falls inside one.
         batches: Frozen batches of the sweep split.
         settings: Session settings, those of the engine.
@@ -76,9 +77,10 @@ class Replay:
         output: str,
     ) -> None:
         """Cut the graph and open the reference sessions; nothing is run but one probe."""
-        self.model, self.batches = model, tuple(batches)
-        self._settings, self._output = settings, output
+        self.model, self.batches = model.clone(), tuple(batches)
+        self.settings, self._output = settings, output
         smallest = min(self.batches, key=lambda batch: batch.padded_tokens)
+        model = self.model
         facts = probe_tensors(model, smallest.feeds, settings)
         annotate(model, facts)
         live = live_sets(model)
@@ -87,9 +89,12 @@ class Replay:
         self.cuts = choose_cuts(self.costs, live_bytes, inside_layers(model, layers))
         self.segments: tuple[Segment, ...] = make_segments(model, self.cuts)
         self._home = {name: s.index for s in self.segments for name in s.nodes}
+        self._last, self._carried = _what_matters(self.segments, output)
         self._sessions = [open_session(segment_model(model, s), settings) for s in self.segments]
         self._kept: list[dict[str, Array]] = []
         self._reference: list[Array] = []
+        self._taps_of: tuple[str, tuple[int, ...]] = ("", ())
+        self._taps: dict[int, list[dict[str, Array]]] = {}
 
     def segments_of(self, layer: Layer) -> tuple[int, ...]:
         """Return the indices of the segments that hold nodes or edges of a layer, ascending."""
@@ -105,7 +110,7 @@ class Replay:
     def run_reference(self) -> Array:
         """Run the reference over all batches, keep what crosses the cuts, return its outputs."""
         self._kept, self._reference = [], []
-        crossing = {name for s in self.segments for name in s.inputs}
+        crossing = {name for s in self.segments for name in s.inputs} | {self._output}
         for batch in self.batches:
             values: dict[str, Array] = dict(batch.feeds)
             for session in self._sessions:
@@ -130,16 +135,17 @@ class Replay:
         Raises:
             MeasurementError: If the runtime refuses the changed graph.
         """
-        changed, stored, remark = ChangedSegments(), 0, ""
+        changed, stored, remark, lowered = ChangedSegments(), 0, "", False
         for index in self.segments_of(layer):
-            part = segment_model(self.model, self.segments[index])
+            part = self.part(index)
             if taps:
                 tap_outputs(part, layer)
             change = lower(part, layer)
+            lowered = lowered or change.changed
             stored, remark = max(stored, change.weight_bytes), change.remark or remark
             changed.models[index] = part
-            changed.sessions[index] = open_session(part, self._settings)
-        changed.change = Change(bool(changed.sessions), stored, remark)
+            changed.sessions[index] = open_session(part, self.settings)
+        changed.change = Change(lowered, stored, remark)
         return changed
 
     def run_changed(self, changed: ChangedSegments) -> Array:
@@ -148,51 +154,86 @@ class Replay:
         return gather_outputs(self.batches, outputs)
 
     def _replay(self, changed: ChangedSegments, index: int) -> Array:
-        batch, first = self.batches[index], changed.first
-        values: dict[str, Array] = {**batch.feeds, **self._kept[index]}
-        last = max(changed.sessions)
-        for segment in self.segments[first:]:
+        kept, values = self._kept[index], self.start_values(index)
+        made: set[str] = set()
+        for segment in self.segments[changed.first : self._last + 1]:
             session = changed.sessions.get(segment.index, self._sessions[segment.index])
-            made = session.run(values, segment.outputs)
-            values.update(made)
-            if segment.index >= last and self._same_as_reference(segment, values, index):
-                return self._reference[index]
-        return values[self._output]
+            values.update(session.run(values, segment.outputs))
+            made.update(segment.outputs)
+            carried = self._carried[segment.index]
+            if segment.index >= max(changed.sessions) and all(
+                np.array_equal(values[name], kept[name]) for name in carried if name in made
+            ):
+                return self._reference[index]  # all that goes on from here is the reference's
+        return values.get(self._output, self._reference[index])
 
-    def _same_as_reference(self, segment: Segment, values: Mapping[str, Array], index: int) -> bool:
-        """Whether all that goes on from here equals the reference, bit for bit."""
-        if segment.index + 1 >= len(self.segments):
-            return False
-        kept = self._kept[index]
-        return all(
-            np.array_equal(values[name], kept[name]) for name in segment.outputs if name in kept
-        )
+    def part(self, index: int) -> ir.Model:
+        """Return a copy of one segment of the reference; its weights are shared."""
+        return segment_model(self.model, self.segments[index])
+
+    def start_values(self, batch: int) -> dict[str, Array]:
+        """Return the feeds of one batch and all that the reference keeps of it."""
+        return {**self.batches[batch].feeds, **self._kept[batch]}
 
     def run_segment(
-        self, index: int, batch: int, session: Session | None = None
+        self,
+        index: int,
+        batch: int,
+        session: Session | None = None,
+        outputs: Sequence[str] | None = None,
     ) -> dict[str, Array]:
         """Run one segment on the kept activations of one batch; the reference's by default."""
-        values = {**self.batches[batch].feeds, **self._kept[batch]}
-        return (session or self._sessions[index]).run(values)
+        return (session or self._sessions[index]).run(self.start_values(batch), outputs)
 
-    def open_tapped(self, index: int, layer: Layer) -> Session:
-        """Open the reference's segment with the layer's outputs as extra outputs."""
-        part = segment_model(self.model, self.segments[index])
-        tap_outputs(part, layer)
-        return open_session(part, self._settings)
+    def reference_taps(
+        self, index: int, layer: Layer, batches: Sequence[int]
+    ) -> list[dict[str, Array]]:
+        """Return the reference's values of the layer's outputs in one segment, batch by batch.
+
+        The last layer's are kept: its other formats ask for them next.
+        """
+        key = (layer.name, tuple(batches))
+        if self._taps_of != key:
+            self._taps_of, self._taps = key, {}
+        if index not in self._taps:
+            part = self.part(index)
+            names = tap_outputs(part, layer)
+            with open_session(part, self.settings) as session:
+                self._taps[index] = [
+                    self.run_segment(index, batch, session, names) if names else {}
+                    for batch in batches
+                ]
+        return self._taps[index]
 
     def close(self) -> None:
         """Free every session and the kept activations."""
         for session in self._sessions:
             session.close()
-        self._kept, self._reference = [], []
+        self._kept, self._reference, self._taps = [], [], {}
 
 
-def tap_outputs(part: ir.Model, layer: Layer) -> None:
-    """Make the layer's outputs outputs of a graph, those that it holds and does not give yet."""
+def _what_matters(
+    segments: Sequence[Segment], output: str
+) -> tuple[int, tuple[frozenset[str], ...]]:
+    """Return the last segment that the output needs, and what later ones need after each."""
+    last = next((s.index for s in segments if output in s.outputs), len(segments) - 1)
+    after: frozenset[str] = frozenset({output})
+    carried: list[frozenset[str]] = [after] * len(segments)
+    for segment in reversed(segments[: last + 1]):
+        carried[segment.index] = after
+        after = (after - set(segment.outputs)) | set(segment.inputs)
+    return last, tuple(carried)
+
+
+def tap_outputs(part: ir.Model, layer: Layer) -> list[str]:
+    """Make the layer's outputs outputs of a graph, and return those that it holds."""
     given = {v.name for v in part.graph.outputs}
+    for value in part.graph.outputs:
+        if any(use.output == value.name for use in layer.occurrences):
+            value.metadata_props.pop(BORDER_KEY, None)
     made = {v.name: v for node in part.graph for v in node.outputs}
     for use in layer.occurrences:
         if use.output in made and use.output not in given:
             part.graph.outputs.append(made[use.output])
             given.add(use.output)
+    return [name for name in dict.fromkeys(u.output for u in layer.occurrences) if name in made]
