@@ -14,9 +14,10 @@ import onnx_ir.passes.common as common_passes
 from qbench.backends import Backend, applicability, backend_named
 from qbench.errors import PlanError, unknown_name
 from qbench.graph.model import Model, save_graph, strip_traces
+from qbench.graph.shapes import infer_shapes
 from qbench.lowering import lowering_for, unusable_clips
 from qbench.lowering.edit import LAYER_KEY
-from qbench.records import Kind, Layer, Layers, Plan, PlanLayer, Status
+from qbench.records import Layer, Layers, Plan, PlanLayer, Status
 
 ENGINE_FILE = "engine.onnx"
 
@@ -33,8 +34,8 @@ def lower_graph(model: ir.Model, layers: Layers, plan: Plan) -> ir.Model:
     for entry in plan.layers:
         if entry.name not in by_name:
             raise PlanError(unknown_name("layer", entry.name, by_name))
-    if any(_needs_rank(graph, by_name[e.name]) for e in plan.layers if e.format != high):
-        common_passes.ShapeInferencePass()(graph)
+    if any(e.format != high for e in plan.layers):
+        infer_shapes(graph)
     for entry in plan.layers:
         if entry.format != high:
             _lower(graph, by_name[entry.name], entry, backend_named(plan.backend))
@@ -59,15 +60,6 @@ def _lower(graph: ir.Model, layer: Layer, entry: PlanLayer, backend: Backend) ->
     wrong = lowering.ensures(graph, layer)
     if wrong:
         raise PlanError(f"layer {entry.name!r} did not become {entry.format}: {wrong}")
-
-
-def _needs_rank(graph: ir.Model, layer: Layer) -> bool:
-    """Whether the rank of a linear layer's activation matters and the graph does not tell it."""
-    own = {edge.node: edge.index for edge in layer.edges}
-    if layer.kind is not Kind.LINEAR:
-        return False
-    values = [node.inputs[own[node.name]] for node in graph.graph if node.name in own]
-    return any(value is not None and value.shape is None for value in values)
 
 
 def label_nodes(model: ir.Model, layers: Layers) -> None:

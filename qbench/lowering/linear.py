@@ -269,8 +269,9 @@ def _biased(
 ) -> ir.Value:
     """Return ``product + beta · bias``, written as a subtraction.
 
-    NOTE: of matrices, ONNX Runtime joins MatMul and Add to Gemm before it looks at quantized
-    operands, and then computes in floating point. ``a − (−b)`` is ``a + b`` bit for bit, and is
+    NOTE: ONNX Runtime joins MatMul and Add to Gemm before it looks at quantized operands where the
+    activation is a matrix or has a fixed shape, and then computes in floating point or, with a
+    fixed shape of another rank, refuses to load. ``a − (−b)`` is ``a + b`` bit for bit, and is
     left alone.
     """
     array = constant_of(bias)
@@ -283,9 +284,9 @@ def _biased(
 
 
 def _keep_apart(editor: GraphEditor, use: Occurrence, node: ir.Node) -> None:
-    """Rewrite the bias that follows a product of two matrices, so that they are not joined."""
+    """Rewrite the bias that follows a product, where the runtime would join the two."""
     x, product = node.inputs[0], node.outputs[0]
-    if x is None or x.shape is None or x.shape.rank() != 2:
+    if x is None or x.shape is None or not (x.shape.rank() == 2 or x.shape.is_static()):
         return
     own = [editor.nodes[name] for name in use.nodes if name in editor.nodes]
     for add in own:

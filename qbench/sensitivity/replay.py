@@ -22,6 +22,7 @@ from qbench.graph.segments import (
     node_costs,
     segment_model,
 )
+from qbench.graph.shapes import infer_shapes
 from qbench.lowering import Change
 from qbench.records import Layer, Layers
 from qbench.runtime.ort import Session, SessionSettings, open_session
@@ -81,6 +82,7 @@ class Replay:
         self.settings, self._output = settings, output
         smallest = min(self.batches, key=lambda batch: batch.padded_tokens)
         model = self.model
+        infer_shapes(model)
         facts = probe_tensors(model, smallest.feeds, settings)
         annotate(model, facts)
         live = live_sets(model)

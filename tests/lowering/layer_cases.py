@@ -33,18 +33,23 @@ def matrix(k, n, seed=2):
     return np.random.default_rng(seed).normal(scale=k**-0.5, size=(k, n)).astype(np.float32)
 
 
-def right(k=32, n=24, rank=3, bias=True, weight=None, direct=False, shown=False) -> LoweringCase:
+def right(
+    k=32, n=24, rank=3, bias=True, weight=None, direct=False, shown=False, fixed=False
+) -> LoweringCase:
     """``x @ W (+ b)`` of an activation of any rank."""
     s, w = Sketch(0), matrix(k, n) if weight is None else weight
     b = feed(w.shape[1], seed=3) if bias else None
     shape = {1: (k,), 2: ("a", k), 3: ("a", "b", k), 4: ("a", 2, "b", k)}[rank]
+    shape = {2: (5, k), 3: (2, 3, k), 4: (2, 2, 3, k)}[rank] if fixed else shape
     x = s.input("x", F, shape)
     y = s.op("MatMul", s.op("Relu", x), s.constant("w", w), at="m.lin")
     if b is not None:
         y = s.op("Add", s.constant("b", b), y, at="m.lin")
     value = feed(*{1: (k,), 2: (5, k), 3: (2, 3, k), 4: (2, 2, 3, k)}[rank])
     if direct:
-        return finish(s.model(y=y), Kind.LINEAR, {"x": value}, w, b, lambda f: {"y": f(relu(value))})
+        return finish(
+            s.model(y=y), Kind.LINEAR, {"x": value}, w, b, lambda f: {"y": f(relu(value))}
+        )
     after = s.op("Tanh", y)
     outs = {"z": after} | ({"y": y} if shown else {})
 
@@ -176,6 +181,9 @@ LINEAR: dict[str, Callable[[], LoweringCase]] = {
     "rank 2": lambda: right(rank=2),
     "rank 3": lambda: right(),
     "rank 4": lambda: right(rank=4),
+    "fixed shape, rank 2": lambda: right(rank=2, fixed=True),
+    "fixed shape, rank 3": lambda: right(fixed=True),
+    "fixed shape, rank 4": lambda: right(rank=4, fixed=True),
     "no bias": lambda: right(bias=False),
     "left, rank 2": lambda: left(2),
     "left, rank 3": lambda: left(3),
