@@ -1,41 +1,44 @@
-"""Export of torch models to ONNX: once, with dynamic batch and sequence, and checked.
+"""Export of torch modules to ONNX: once, with dynamic batch and sequence, and with torch's answers.
 
-A Hugging Face model is wrapped so that the graph gives the one tensor that a task scores: logits
-of a classifier, or the pooled (and normalised) embedding of an encoder.
+What torch gives for several batches of different shape goes along, so that the graph can be held
+against it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import json
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from qbench.errors import ModelError, did_you_mean
+from qbench.errors import ModelError
+from qbench.graph.folders import max_length_of, resolve_folder
 
-POOLINGS = ("mean", "cls", "max", "last", "none")
+__all__ = ["Check", "Exported", "export_module", "max_length_of", "quiet", "resolve_folder"]
+
 OPSET = 21
 
-#: Model types whose positions are counted from ``pad_token_id + 1``.
-_OFFSET_POSITIONS = frozenset(
-    {
-        "roberta",
-        "xlm-roberta",
-        "camembert",
-        "mpnet",
-        "longformer",
-        "xlm-roberta-xl",
-        "data2vec-text",
-    }
-)
+#: Rows that are checked alone, without padding, beside the batch that was traced.
+_SINGLE_ROWS = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Check:
+    """What torch gave for one batch.
+
+    Attributes:
+        feeds: The inputs by name.
+        expected: Torch's output.
+    """
+
+    feeds: Mapping[str, np.ndarray]
+    expected: np.ndarray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,207 +48,24 @@ class Exported:
     Attributes:
         graph: The graph, as the exporter gave it.
         card: What it is: head, pooling, tokenizer, longest text.
-        feeds: The inputs that it was traced with.
-        expected: What torch gave for them.
+        checks: Torch's answers: for the batch that was traced, and for single rows unpadded.
     """
 
     graph: ir.Model
     card: dict[str, Any]
-    feeds: Mapping[str, np.ndarray]
-    expected: np.ndarray
-
-
-@dataclass(frozen=True, slots=True)
-class HeadOptions:
-    """What of a Hugging Face model the graph gives.
-
-    Attributes:
-        head: ``embedding`` or ``classification``.
-        pooling: One of ``POOLINGS``, or ``None`` to take the folder's own or ``mean``.
-        normalize: Whether the embedding is scaled to length 1; ``None``: the folder's own.
-        revision: Revision of a hub model.
-        trust_remote_code: Whether code that comes with the model may run.
-    """
-
-    head: str = "embedding"
-    pooling: str | None = None
-    normalize: bool | None = None
-    revision: str | None = None
-    trust_remote_code: bool = False
-
-
-def pooling_of(folder: Path) -> tuple[str | None, bool | None]:
-    """Return pooling and normalisation that a sentence-embedding folder declares, if it does.
-
-    Raises:
-        ModelError: If it declares a stage that is not supported.
-    """
-    modules = folder / "modules.json"
-    if not modules.is_file():
-        return None, None
-    pooling, normalize = None, False
-    for module in json.loads(modules.read_text(encoding="utf-8")):
-        stage = str(module.get("type", "")).rsplit(".", 1)[-1]
-        if stage == "Pooling":
-            pooling = _pooling_mode(folder / str(module["path"]) / "config.json")
-        elif stage == "Normalize":
-            normalize = True
-        elif stage != "Transformer":
-            raise ModelError(
-                f"{str(folder)!r} declares a {stage!r} stage; supported: Transformer, Pooling, "
-                "Normalize. Export the whole model to ONNX yourself and give the file"
-            )
-    return pooling, normalize
-
-
-def _pooling_mode(config: Path) -> str:
-    settings = json.loads(config.read_text(encoding="utf-8"))
-    named = {"mean": "mean", "cls": "cls", "max": "max", "lasttoken": "last"}
-    if isinstance(settings.get("pooling_mode"), str):
-        mode = str(settings["pooling_mode"])
-        if mode in named:
-            return named[mode]
-    keys = {
-        "pooling_mode_mean_tokens": "mean",
-        "pooling_mode_cls_token": "cls",
-        "pooling_mode_max_tokens": "max",
-        "pooling_mode_lasttoken": "last",
-    }
-    chosen = [
-        key for key, value in settings.items() if key.startswith("pooling_mode_") and value is True
-    ]
-    if len(chosen) == 1 and chosen[0] in keys:
-        return keys[chosen[0]]
-    raise ModelError(
-        f"{str(config)!r} asks for pooling {chosen or settings}; supported: {', '.join(POOLINGS)}"
-    )
-
-
-def export_hf(
-    source: str, options: HeadOptions, samples: Mapping[str, np.ndarray] | None = None
-) -> Exported:
-    """Export a Hugging Face folder or hub id.
-
-    Args:
-        source: Local folder, or hub id.
-        options: What the graph gives.
-        samples: Feeds of real samples for the check, shape [batch, sequence] each.
-
-    Raises:
-        ModelError: If it cannot be loaded or exported.
-    """
-    folder = resolve_folder(source, options.revision)
-    declared, normalised = pooling_of(folder)
-    module, config = _load_module(folder, options)
-    wrapper, head = _wrap(module, options, declared, normalised)
-    feeds = dict(samples) if samples else default_samples(config)
-    feeds = _feeds_for(module, feeds)
-    exported = export_module(wrapper, feeds, output=head["output"])
-    labels = getattr(config, "id2label", None) if options.head == "classification" else None
-    card: dict[str, Any] = {
-        "kind": "hf",
-        "tokenizer": str(folder),
-        "revision": options.revision or _revision_of(folder),
-        "max_length": max_length_of(folder),
-        "pad_id": int(getattr(config, "pad_token_id", 0) or 0),
-        "architecture": type(module).__name__,
-        **head,
-    }
-    if labels:
-        card["id2label"] = {str(key): str(value) for key, value in labels.items()}
-    return Exported(exported.graph, card, feeds, exported.expected)
-
-
-def resolve_folder(source: str, revision: str | None) -> Path:
-    """Return the local folder of a model: the folder itself, or a hub snapshot (from the cache
-    where it is there, downloaded where it is not).
-
-    Raises:
-        ModelError: If there is neither.
-    """
-    if Path(source).is_dir():
-        if not (Path(source) / "config.json").is_file():
-            raise ModelError(
-                f"folder {source!r} has no config.json; give a Hugging Face model folder, a hub "
-                "id, or an ONNX file"
-            )
-        return Path(source)
-    if source.startswith((".", "/", "~")) or source.count("/") > 1 or Path(source).suffix:
-        raise ModelError(
-            f"model {source!r} does not exist; give a folder, an ONNX file or a hub id"
-        )
-    from huggingface_hub import snapshot_download
-
-    patterns = ["*.json", "*.safetensors", "*.bin", "*.txt", "*.model", "*/config.json", "*.py"]
-    for offline in (True, False):
-        try:
-            return Path(
-                snapshot_download(
-                    source, revision=revision, local_files_only=offline, allow_patterns=patterns
-                )
-            )
-        except Exception as error:  # hub, HTTP, validation and OS errors share no base
-            reason = error
-    raise ModelError(
-        f"model {source!r} is neither a local folder nor in the hub's cache, and could not be "
-        f"downloaded ({type(reason).__name__}: {str(reason)[:200]}); check the name, or download it first"
-    ) from reason
-
-
-def _revision_of(folder: Path) -> str | None:
-    parts = folder.resolve().parts
-    return parts[parts.index("snapshots") + 1] if "snapshots" in parts[:-1] else None
-
-
-def _load_module(folder: Path, options: HeadOptions) -> tuple[Any, Any]:
-    import torch
-    import transformers
-
-    wants_code = "auto_map" in (folder / "config.json").read_text(encoding="utf-8")
-    if wants_code and not options.trust_remote_code and not _known_type(folder):
-        raise ModelError(
-            f"{str(folder)!r} comes with code of its own; it runs only where you say so: "
-            "trust_remote_code: true, or --trust-remote-code"
-        )
-    auto = (
-        transformers.AutoModelForSequenceClassification
-        if options.head == "classification"
-        else transformers.AutoModel
-    )
-    try:
-        with quiet():
-            module = auto.from_pretrained(
-                str(folder),
-                attn_implementation="eager",
-                trust_remote_code=options.trust_remote_code,
-                local_files_only=True,
-                dtype=torch.float32,
-                weights_only=True,
-            )
-    except Exception as error:  # transformers raises ValueError, OSError, KeyError, ImportError …
-        raise ModelError(
-            f"{str(folder)!r} cannot be loaded as a {options.head} model "
-            f"({type(error).__name__}: {str(error)[:300]})"
-        ) from error
-    return module.eval(), module.config
-
-
-def _known_type(folder: Path) -> bool:
-    from transformers import CONFIG_MAPPING
-
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return config.get("model_type") in CONFIG_MAPPING
+    checks: tuple[Check, ...]
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Keep the chatter of torch and transformers off the terminal."""
-    import transformers
+    from transformers.utils import logging as chatter
 
-    before = transformers.logging.get_verbosity()
+    words: Any = chatter
+    before, bars = words.get_verbosity(), words.is_progress_bar_enabled()
     level = logging.root.manager.disable
-    transformers.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
+    words.set_verbosity_error()
+    words.disable_progress_bar()
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
@@ -253,63 +73,10 @@ def quiet() -> Iterator[None]:
             with contextlib.redirect_stderr(io.StringIO()):
                 yield
     finally:
-        transformers.logging.set_verbosity(before)
+        words.set_verbosity(before)
+        if bars:
+            words.enable_progress_bar()
         logging.disable(level)
-
-
-def _wrap(
-    module: Any, options: HeadOptions, declared: str | None, normalised: bool | None
-) -> tuple[Any, dict[str, Any]]:
-    from qbench.graph.wrappers import Classifier, Embedder
-
-    if options.head == "classification":
-        return Classifier(module), {"output": "logits", "head": "classification"}
-    pooling = options.pooling or declared or "mean"
-    if pooling not in POOLINGS:
-        raise ModelError(
-            f"unknown pooling {pooling!r}{did_you_mean(pooling, POOLINGS)}; "
-            f"allowed: {', '.join(POOLINGS)}"
-        )
-    normalize = options.normalize if options.normalize is not None else bool(normalised)
-    normalize = normalize and pooling != "none"
-    output = "last_hidden_state" if pooling == "none" else "sentence_embedding"
-    facts = {"output": output, "head": "embedding", "pooling": pooling, "normalize": normalize}
-    return Embedder(module, pooling, normalize), facts
-
-
-def default_samples(config: Any) -> dict[str, np.ndarray]:
-    """Return feeds of arbitrary token ids, for where no text is at hand: shape [2, 8]."""
-    vocabulary = int(getattr(config, "vocab_size", 100))
-    ids = np.random.default_rng(0).integers(0, vocabulary, (2, 8), dtype=np.int64)
-    return {"input_ids": ids}
-
-
-def _feeds_for(module: Any, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    import inspect
-
-    accepted = inspect.signature(module.forward).parameters
-    ids = feeds["input_ids"]
-    own = {"input_ids": ids, "attention_mask": feeds.get("attention_mask", np.ones_like(ids))}
-    vocabulary = int(getattr(module.config, "type_vocab_size", 0) or 0)
-    if "token_type_ids" in accepted and vocabulary > 1:
-        own["token_type_ids"] = feeds.get("token_type_ids", np.zeros_like(ids))
-    return own
-
-
-def max_length_of(folder: Path) -> int | None:
-    """Return the longest text in tokens that a model folder states, or ``None``."""
-    sentence = folder / "sentence_bert_config.json"
-    if sentence.is_file():
-        length = json.loads(sentence.read_text(encoding="utf-8")).get("max_seq_length")
-        if isinstance(length, int):
-            return length
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    length = config.get("max_position_embeddings")
-    if not isinstance(length, int) or length <= 0:
-        return None
-    if config.get("model_type") in _OFFSET_POSITIONS:
-        return length - int(config.get("pad_token_id") or 0) - 1
-    return length
 
 
 def export_module(
@@ -317,58 +84,133 @@ def export_module(
     feeds: Mapping[str, np.ndarray],
     output: str = "output",
     dynamic: Sequence[str] = ("batch", "sequence"),
+    strict: bool = False,
 ) -> Exported:
     """Export a torch module that takes ``feeds`` by keyword and gives one tensor.
 
     Args:
-        module: The module, in evaluation mode.
-        feeds: Sample inputs; the first axes of each are dynamic.
+        module: The module; it is put into evaluation mode.
+        feeds: Sample inputs; the first axes of each are dynamic where the module allows it.
         output: Name of the output.
         dynamic: Names of the dynamic axes, the first axis first.
+        strict: Whether it is an error that one of those axes turns out to be fixed.
 
     Raises:
-        ModelError: If it cannot be exported.
+        ModelError: If it cannot be run or exported, or a dynamic axis turns out to be fixed.
     """
+    module = module.eval()
+    traced = _widened(feeds)
+    checks = tuple(
+        Check(batch, _run(module, batch)) for batch in (traced, *_single_rows(traced, strict))
+    )
+    graph = _export(module, traced, output, len(dynamic))
+    _name_axes(graph, dynamic)
+    if strict:
+        _check_dynamic(graph, len(dynamic))
+    card = {"kind": "torch", "output": output, "architecture": type(module).__name__}
+    return Exported(graph, card, checks)
+
+
+def _widened(feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return feeds of two rows where there is one: an axis of length 1 would be traced as fixed."""
+    arrays = {name: np.array(array) for name, array in feeds.items()}
+    if all(array.ndim and len(array) == 1 for array in arrays.values()):
+        return {name: np.repeat(array, 2, axis=0) for name, array in arrays.items()}
+    return arrays
+
+
+def _single_rows(feeds: Mapping[str, np.ndarray], trim: bool) -> Iterator[dict[str, np.ndarray]]:
+    """Yield the first rows alone, of token feeds without their padding."""
+    lengths = {len(array) if array.ndim else 0 for array in feeds.values()}
+    if len(lengths) != 1 or 0 in lengths:
+        return
+    for row in range(min(_SINGLE_ROWS, lengths.pop())):
+        one = {name: array[row : row + 1] for name, array in feeds.items()}
+        mask = one.get("attention_mask")
+        if trim and mask is not None and mask.sum() > 1:
+            one = {name: array[:, mask[0] != 0] for name, array in one.items()}
+        yield one
+
+
+def _run(module: Any, feeds: Mapping[str, np.ndarray]) -> np.ndarray:
     import torch
 
-    module = module.eval()
-    example = {name: torch.from_numpy(np.array(array)) for name, array in feeds.items()}
-    dims = [torch.export.Dim.DYNAMIC for _ in dynamic]
-    shapes = {n: {i: dims[i] for i in range(min(len(dims), t.ndim))} for n, t in example.items()}
     with torch.no_grad(), quiet():
         try:
-            expected = module(**example)
+            result = module(**{name: torch.from_numpy(array) for name, array in feeds.items()})
+        except Exception as error:  # a user's module may raise anything
+            shapes = ", ".join(f"{n} {list(a.shape)}" for n, a in feeds.items())
+            raise ModelError(
+                f"{type(module).__name__} cannot be run on its samples ({shapes}): "
+                f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            ) from error
+    if not isinstance(result, torch.Tensor):
+        raise ModelError(
+            f"{type(module).__name__} must give one tensor, and gives {type(result).__name__}; "
+            "wrap it in a module that returns the tensor to score"
+        )
+    answer: np.ndarray = result.numpy()
+    if not np.isfinite(answer).all():
+        raise ModelError(
+            f"{type(module).__name__} itself gives NaN or infinity on its samples: nothing can be "
+            "measured; repair the model"
+        )
+    return answer
+
+
+def _export(module: Any, feeds: Mapping[str, np.ndarray], output: str, axes: int) -> ir.Model:
+    import torch
+
+    example = {name: torch.from_numpy(array) for name, array in feeds.items()}
+    dims = {
+        n: {i: torch.export.Dim.AUTO for i in range(min(axes, t.ndim))} for n, t in example.items()
+    }
+    with torch.no_grad(), quiet():
+        try:
             program = torch.onnx.export(
                 module,
                 kwargs=example,
                 dynamo=True,
                 opset_version=OPSET,
-                dynamic_shapes=shapes,
+                dynamic_shapes=dims,
                 input_names=list(example),
                 output_names=[output],
                 verbose=False,
             )
         except Exception as error:  # the exporter raises its own, torch's and plain errors
+            cause = error.__cause__ or error
             raise ModelError(
-                f"torch.onnx.export refused {type(module).__name__}: "
-                f"{type(error).__name__}: {str(error)[:400]}"
+                f"torch.onnx.export refused {type(module).__name__}: {type(cause).__name__}: "
+                f"{' '.join(str(cause).split())[:400]}; export it to ONNX yourself and give the "
+                "file"
             ) from error
-    if program is None or not isinstance(expected, torch.Tensor):
-        raise ModelError(
-            f"{type(module).__name__} must give one tensor, and gives {type(expected).__name__}; "
-            "wrap it in a module that returns the tensor to score"
-        )
-    graph = program.model
-    _name_axes(graph, dynamic)
-    card = {"kind": "torch", "output": output, "architecture": type(module).__name__}
-    return Exported(graph, card, dict(feeds), expected.numpy())
+    if program is None:
+        raise ModelError(f"torch.onnx.export gave nothing for {type(module).__name__}")
+    graph: ir.Model = program.model
+    return graph
 
 
-def _name_axes(graph: ir.Model, dynamic: Sequence[str]) -> None:
-    for value in graph.graph.inputs:
+def _name_axes(model: ir.Model, dynamic: Sequence[str]) -> None:
+    """Name the dynamic axes of inputs, and what follows from them, in every tensor."""
+    names: dict[str | None, str] = {}
+    for value in model.graph.inputs:
+        for axis, dim in enumerate(value.shape or ()):
+            if isinstance(dim, ir.SymbolicDim) and axis < len(dynamic):
+                names.setdefault(dim.value, dynamic[axis])
+    produced = (value for node in model.graph.all_nodes() for value in node.outputs)
+    for value in (*model.graph.inputs, *produced):
         if value.shape is not None:
-            dims = [
-                dynamic[i] if i < len(dynamic) and not isinstance(d, int) else d
-                for i, d in enumerate(value.shape)
-            ]
-            value.shape = ir.Shape(dims)
+            value.shape = ir.Shape(
+                [names.get(d.value, d) if isinstance(d, ir.SymbolicDim) else d for d in value.shape]
+            )
+
+
+def _check_dynamic(model: ir.Model, axes: int) -> None:
+    for value in model.graph.inputs:
+        fixed = [d for d in list(value.shape or ())[:axes] if isinstance(d, int)]
+        if fixed:
+            raise ModelError(
+                f"the exporter fixed input {value.name!r} to the shape {list(value.shape or ())}, "
+                "so the model depends on the length of its samples; export it to ONNX yourself and "
+                "give the file"
+            )

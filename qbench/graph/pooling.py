@@ -13,7 +13,8 @@ def add_pooling(model: ir.Model, pooling: str, normalize: bool) -> str:
 
     Args:
         model: A graph with one output.
-        pooling: ``mean``, ``cls``, ``max`` or ``last``; all but ``cls`` read ``attention_mask``.
+        pooling: ``mean``, ``cls``, ``max`` or ``last``, where all but ``cls`` read
+            ``attention_mask``; or ``none`` for an output that is one vector a text already.
         normalize: Whether the embedding is scaled to length 1.
 
     Returns:
@@ -25,7 +26,13 @@ def add_pooling(model: ir.Model, pooling: str, normalize: bool) -> str:
     graph = model.graph
     hidden = graph.outputs[0]
     build = _Builder(graph)
-    if pooling == "cls":
+    width = hidden.shape[-1] if hidden.shape is not None else None
+    batch = hidden.shape[0] if hidden.shape is not None else None
+    if hidden.dtype != ir.DataType.FLOAT:
+        hidden = build.op("Cast", [hidden], {"to": int(ir.DataType.FLOAT)})
+    if pooling == "none":
+        pooled = hidden
+    elif pooling == "cls":
         zero = build.constant("index", np.array(0, np.int64))
         pooled = build.op("Gather", [hidden, zero], {"axis": 1})
     else:
@@ -35,12 +42,12 @@ def add_pooling(model: ir.Model, pooling: str, normalize: bool) -> str:
         floor = build.constant("floor", np.array(1e-12, np.float32))
         pooled = build.op("Div", [pooled, build.op("Max", [norm, floor])])
     taken = {v.name for n in graph for v in n.outputs} | {v.name for v in graph.inputs}
+    taken |= set(graph.initializers)
     name = "sentence_embedding"
     while name in taken:
         name += "_"
     pooled.name, pooled.type = name, ir.TensorType(ir.DataType.FLOAT)
-    batch = hidden.shape[0] if hidden.shape is not None else None
-    pooled.shape = ir.Shape([batch, hidden.shape[2] if hidden.shape is not None else None])
+    pooled.shape = ir.Shape([batch, width])
     graph.outputs.clear()
     graph.outputs.append(pooled)
     return name
@@ -61,10 +68,14 @@ class _Builder:
     def __init__(self, graph: ir.Graph) -> None:
         self.graph = graph
         self.count = 0
+        self.prefix = "pooling"
+        taken = [str(node.name) for node in graph] + list(graph.initializers)
+        while any(name.startswith(f"{self.prefix}/") for name in taken):
+            self.prefix += "_"
 
     def constant(self, stem: str, array: np.ndarray) -> ir.Value:
         self.count += 1
-        name = f"pooling/{stem}_{self.count}"
+        name = f"{self.prefix}/{stem}_{self.count}"
         value = ir.Value(
             name=name,
             const_value=ir.Tensor(array, name=name),
@@ -79,7 +90,7 @@ class _Builder:
     ) -> ir.Value:
         self.count += 1
         node = ir.node(op_type, inputs, attributes=attributes or {})
-        node.name = f"pooling/{op_type}_{self.count}"
+        node.name = f"{self.prefix}/{op_type}_{self.count}"
         node.outputs[0].name = f"{node.name}:0"
         self.graph.append(node)
         return node.outputs[0]

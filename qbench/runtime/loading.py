@@ -7,20 +7,23 @@ against torch where torch exported it.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 
-from qbench.backends import BACKENDS
-from qbench.errors import ModelError, did_you_mean
-from qbench.graph.export import POOLINGS, Exported, HeadOptions, export_hf, export_module
-from qbench.graph.model import Model, normalise, read_onnx, store_model
-from qbench.graph.pooling import add_pooling
-from qbench.runtime.ort import open_session, settings_for
+from qbench.errors import ModelError, unknown_name
+from qbench.gate import check_runtime
+from qbench.graph.export import Check, Exported, export_module
+from qbench.graph.hf import HeadOptions, export_hf
+from qbench.graph.model import Model, store_card, store_model
+from qbench.graph.normal import normalise
+from qbench.runtime.foreign import load_onnx
+from qbench.runtime.ort import open_model
+
+__all__ = ["LoadOptions", "check_export", "load_model", "resolve_source", "store_card"]
 
 #: Largest difference between torch and the exported graph, relative to the largest output.
 EXPORT_TOLERANCE = 1e-3
@@ -85,17 +88,19 @@ def load_model(source: Any, folder: Path, options: LoadOptions | None = None) ->
         options: What the source leaves open.
 
     Raises:
-        ModelError: If it cannot be loaded, exported or normalised; if a choice is missing; if
+        ModelError: If it cannot be loaded, exported, normalised or run; if a choice is missing; if
             torch and the graph disagree; if a weight is NaN.
+        MissingDependencyError: If no ONNX Runtime is installed, or two that exclude each other.
     """
+    check_runtime()
     options = options or LoadOptions()
     if not isinstance(source, str | Path):
         return _load_module(source, folder, options)
     text = resolve_source(str(source))
     if Path(text).suffix.lower() == ".onnx" or Path(text).is_file():
-        return _load_onnx(Path(text), str(source), folder, options)
+        return load_onnx(Path(text), str(source), folder, options)
     head = HeadOptions(
-        _head_of(Path(text), options.head),
+        options.head,
         options.pooling,
         options.normalize,
         options.revision,
@@ -103,20 +108,13 @@ def load_model(source: Any, folder: Path, options: LoadOptions | None = None) ->
     )
     exported = export_hf(text, head, options.samples)
     card = dict(exported.card)
+    if options.output and options.output != card["output"]:
+        raise ModelError(unknown_name("output", options.output, [card["output"]]))
     if options.tokenizer:
         card["tokenizer"] = options.tokenizer
     if options.max_length:
         card["max_length"] = min(options.max_length, card.get("max_length") or options.max_length)
     return _store_exported(exported, card, str(source), folder)
-
-
-def _head_of(folder: Path, head: str) -> str:
-    """Return what a Hugging Face model gives where the task does not say."""
-    if head in ("embedding", "classification"):
-        return head
-    config = folder / "config.json"
-    words = config.read_text(encoding="utf-8") if config.is_file() else ""
-    return "classification" if "ForSequenceClassification" in words else "embedding"
 
 
 def _load_module(module: Any, folder: Path, options: LoadOptions) -> Model:
@@ -131,115 +129,52 @@ def _load_module(module: Any, folder: Path, options: LoadOptions) -> Model:
 
 
 def _store_exported(exported: Exported, card: dict[str, Any], source: str, folder: Path) -> Model:
-    graph = normalise(exported.graph)
-    model = store_model(graph, folder, source, card)
-    check = check_export(model, exported)
-    return store_card(model, {**card, "export_check": check})
+    model = store_model(normalise(exported.graph), folder, source, card)
+    return store_card(model, {**card, "export_check": check_export(model, exported.checks)})
 
 
-def store_card(model: Model, card: Mapping[str, Any]) -> Model:
-    """Write a changed card beside the stored model and return the model with it."""
-    import json
-
-    from qbench.graph.model import CARD_FILE
-
-    facts = {"source": model.source, "sha256": model.sha256, "card": dict(card)}
-    (model.folder / CARD_FILE).write_text(json.dumps(facts, indent=1), encoding="utf-8")
-    return Model(model.ir, model.folder, model.sha256, model.source, dict(card))
-
-
-def check_export(model: Model, exported: Exported) -> dict[str, float]:
+def check_export(model: Model, checks: Sequence[Check]) -> dict[str, float]:
     """Run the exported graph on torch's inputs and return how far it is from torch.
+
+    Inputs whose shape the graph does not take are passed over; the first is the traced one.
 
     Raises:
         ModelError: If the largest difference passes 0.1 % of the largest output.
     """
-    wanted = {spec.name for spec in model.inputs}
-    feeds = {name: array for name, array in exported.feeds.items() if name in wanted}
-    with open_session(model.path, settings_for(BACKENDS["ort-cpu"])) as session:
-        got = session.run(feeds)[model.output]
-    top = float(np.abs(exported.expected).max())
-    difference = float(np.abs(got - exported.expected).max())
-    check = {
+    fitting = [check for check in checks if _fits(model, check.feeds)]
+    top = difference = 0.0
+    with open_model(model.path, model.source) as session:
+        for check in fitting:
+            got = session.run(check.feeds)[model.output]
+            if got.shape != check.expected.shape:
+                raise ModelError(
+                    f"the exported graph gives the shape {list(got.shape)} where torch gives "
+                    f"{list(check.expected.shape)}; nothing is measured on a wrong graph"
+                )
+            top = max(top, float(np.abs(check.expected).max(initial=0.0)))
+            difference = max(difference, _distance(got, check.expected))
+    result = {
         "max_abs_diff": difference,
         "max_rel_diff": difference / top if top else difference,
-        "samples": float(len(got)),
+        "batches": float(len(fitting)),
+        "samples": float(sum(len(check.expected) for check in fitting)),
     }
-    if not check["max_rel_diff"] <= EXPORT_TOLERANCE:
+    if not result["max_rel_diff"] <= EXPORT_TOLERANCE:
         raise ModelError(
             f"the exported graph disagrees with torch: largest difference {difference:.3g} where "
             f"outputs reach {top:.3g}; nothing is measured on a wrong graph"
         )
-    return check
+    return result
 
 
-def _load_onnx(path: Path, source: str, folder: Path, options: LoadOptions) -> Model:
-    raw = read_onnx(path)
-    output = _choose_output(raw, options)
-    graph = normalise(raw, output)
-    rank = _rank(graph.graph.outputs[0])
-    card: dict[str, Any] = {
-        "kind": "onnx",
-        "tokenizer": options.tokenizer,
-        "max_length": options.max_length,
-        "output": output,
-        "head": options.head,
-        "producer": f"{raw.producer_name or 'unknown'} {raw.producer_version or ''}".strip(),
-    }
-    if options.head == "embedding":
-        card |= _pool_foreign(graph, rank, options)
-    if options.head == "classification" and rank not in (None, 2):
-        raise ModelError(
-            f"output {output!r} has {rank} dimensions, and a classifier's has 2 [batch, classes]; "
-            f"name another with --output: {', '.join(str(v.name) for v in raw.graph.outputs)}"
-        )
-    return store_model(graph, folder, source, card)
+def _fits(model: Model, feeds: Mapping[str, np.ndarray]) -> bool:
+    for spec in model.inputs:
+        shape = feeds[spec.name].shape
+        if any(isinstance(d, int) and d != n for d, n in zip(spec.shape, shape, strict=False)):
+            return False
+    return True
 
 
-def _rank(value: ir.Value) -> int | None:
-    return value.shape.rank() if value.shape is not None else None
-
-
-def _choose_output(model: ir.Model, options: LoadOptions) -> str:
-    names = [str(v.name) for v in model.graph.outputs]
-    if options.output is not None:
-        if options.output not in names:
-            near = did_you_mean(options.output, names)
-            raise ModelError(
-                f"the graph has no output {options.output!r}{near}; outputs: {', '.join(names)}"
-            )
-        return options.output
-    if len(names) > 1 and options.head != "any":
-        shapes = ", ".join(f"{v.name} {_shape_text(v)}" for v in model.graph.outputs)
-        raise ModelError(f"the graph has {len(names)} outputs; choose one with --output: {shapes}")
-    return names[0]
-
-
-def _shape_text(value: ir.Value) -> str:
-    return "[" + ", ".join(str(d) for d in value.shape) + "]" if value.shape is not None else "[?]"
-
-
-def _pool_foreign(graph: ir.Model, rank: int | None, options: LoadOptions) -> dict[str, Any]:
-    pooling = options.pooling
-    if pooling is not None and pooling not in POOLINGS:
-        raise ModelError(
-            f"unknown pooling {pooling!r}{did_you_mean(pooling, POOLINGS)}; "
-            f"allowed: {', '.join(POOLINGS)}"
-        )
-    if rank == 2 and pooling in (None, "none"):
-        return {"pooling": "none", "normalize": False}
-    if pooling is None:
-        shape = _shape_text(graph.graph.outputs[0])
-        raise ModelError(
-            f"output {graph.graph.outputs[0].name!r} has shape {shape}, one vector a token; say "
-            f"how they become one vector a text with --pooling: {', '.join(POOLINGS)}"
-        )
-    if pooling == "none":
-        return {"pooling": "none", "normalize": False}
-    if rank == 2:
-        raise ModelError(
-            "the output already is one vector a text (2 dimensions): leave --pooling out"
-        )
-    normalize = bool(options.normalize)
-    name = add_pooling(graph, pooling, normalize)
-    return {"pooling": pooling, "normalize": normalize, "output": name}
+def _distance(left: np.ndarray, right: np.ndarray) -> float:
+    apart = np.abs(left.astype(np.float64) - right.astype(np.float64))
+    return float(apart.max(initial=0.0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from qbench.backends import Backend
-from qbench.errors import MeasurementError
+from qbench.backends import BACKENDS, Backend
+from qbench.errors import MeasurementError, ModelError
 from qbench.graph.model import TensorSpec
 
 _PROVIDERS = {"ort-cpu": "CPUExecutionProvider", "ort-cuda": "CUDAExecutionProvider"}
@@ -131,6 +131,27 @@ def open_session(graph: ir.Model | Path, settings: SessionSettings) -> Session:
     if provider not in raw.get_providers():
         raise MeasurementError(f"{provider} was asked for and {raw.get_providers()} realised")
     return Session(raw, provider)
+
+
+def open_model(path: Path, source: str, light: bool = False) -> Session:
+    """Open a session on the CPU for a model that a user gave.
+
+    Args:
+        path: The ONNX file.
+        source: What the user gave, for the message.
+        light: Whether the runtime only has to accept the graph: weights then stay where they are.
+
+    Raises:
+        ModelError: If the runtime cannot load it; operators that it lacks are named.
+    """
+    settings = settings_for(BACKENDS["ort-cpu"])
+    if light:
+        entries = {**settings.entries, "session.disable_prepacking": "1"}
+        settings = replace(settings, entries=entries, optimise=False)
+    try:
+        return open_session(path, settings)
+    except MeasurementError as error:
+        raise ModelError(f"ONNX Runtime cannot load {source!r}: {error}") from error
 
 
 def _payload(graph: ir.Model | Path, options: Any) -> str | bytes:
