@@ -168,8 +168,11 @@ def current_plan(work: Workbench, path: Path | None = None) -> Plan:
     """Return a plan as its file says, hand edits included; the run's own by default.
 
     Raises:
+        RunDirError: If the run has no plan yet.
         PlanError: If it names an unknown layer, an impossible format, or another model.
     """
+    if path is None and not work.run.plan_path.is_file():
+        raise RunDirError(f"{work.run.path} has no plan.yaml; qbench plan {work.run.path} makes it")
     return read_plan(
         path or work.run.plan_path,
         work.layers,

@@ -1,0 +1,122 @@
+"""Bad input through the command line: one clear error, exit code 2, no traceback."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from qbench.cli.main import run_command_line
+from qbench.testing.models import bert_folder, pairs_csv
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("place")
+    bert_folder(folder / "model")
+    pairs_csv(folder / "pairs.csv")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _here(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+
+
+GOOD = ["sweep", "model", "--data", "pairs.csv", "--task", "retrieval"]
+COLUMNS = ["--column", "query=question", "--column", "answer=reply"]
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    code = run_command_line([*arguments, "--run-id", "bad"])
+    told = capsys.readouterr().err
+    assert code == 2, told
+    assert "Traceback" not in told
+    errors = [line for line in told.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, told
+    return told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([*GOOD, *COLUMNS, "--format", "int8_dynamc"], ["int8_dynamc", "int8_dynamic"]),
+        (["sweep", "model", "--data", "pairs.csv", "--task", "retreival"], ["retrieval"]),
+        ([*GOOD, *COLUMNS, "--backend", "ort-gpu"], ["ort-gpu", "ort-cpu"]),
+        ([*GOOD, *COLUMNS, "--backend", "tensorrt"], ["tensorrt", "cannot be built"]),
+        ([*GOOD, *COLUMNS, "--max-drop", "lots"], ["lots", "5 %"]),
+        ([*GOOD, *COLUMNS, "--metric", "mmr"], ["mmr", "mrr"]),
+        ([*GOOD, "--column", "query=qestion", "--column", "answer=reply"], ["question"]),
+        ([*GOOD, "--column", "query"], ["ROLE=COLUMN"]),
+        ([*GOOD, *COLUMNS, "--include", "encodr.*"], ["encodr.*"]),
+        ([*GOOD, *COLUMNS, "--splits", "16,40"], ["64,230,rest"]),
+        ([*GOOD, *COLUMNS, "--pooling", "meen"], ["mean"]),
+        (["sweep", "model"], ["--data"]),
+        (["sweep", "modle", "--data", "pairs.csv", "--task", "retrieval"], ["modle"]),
+        (["sweep", "model", "--data", "paris.csv", "--task", "retrieval"], ["paris.csv"]),
+    ],
+)
+def test_one_clear_error(
+    arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = refused(arguments, capsys)
+    for word in words:
+        assert word in told
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        (b"", "empty"),
+        (b"question,reply\n", "row"),
+        ("question,reply\ncaf\u00e9,th\u00e9\n".encode("latin-1"), "UTF-8"),
+    ],
+)
+def test_unreadable_data(
+    content: bytes, word: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "bad.csv").write_bytes(content)
+    arguments = ["sweep", "model", "--data", "bad.csv", "--task", "retrieval", *COLUMNS]
+    assert word in refused(arguments, capsys)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("model: {source: model}\ndata: {source: pairs.csv}\nsweeep: {}\n", ["sweeep", "sweep"]),
+        ("model: {source: model}\ndata: {source: pairs.csv, limit: many}\n", ["limit", "many"]),
+        ("model: [\n", ["wrong.yaml", "line 2"]),
+        ("data: {source: pairs.csv}\n", ["model"]),
+    ],
+)
+def test_a_wrong_configuration(
+    text: str, words: list[str], place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "wrong.yaml").write_text(text)
+    told = refused(["run", "wrong.yaml"], capsys)
+    for word in words:
+        assert word in told
+
+
+def test_with_json_the_error_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line([*GOOD, *COLUMNS, "--format", "int9", "--json"]) == 2
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["exit_code"] == 2 and "int9" in answer["error"]
+
+
+@pytest.mark.parametrize("command", ["plan", "build", "verify", "bench", "report"])
+def test_a_folder_that_is_no_run(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line([command, "results/nothing"]) == 2
+    assert "no such run" in capsys.readouterr().err
+
+
+def test_later_stages_name_the_earlier_one(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["calibrate", "model", "--data", "pairs.csv", "--task", "retrieval", *COLUMNS]
+    assert run_command_line([*arguments, "--splits", "16,40,rest", "--run-id", "early"]) == 0
+    capsys.readouterr()
+    for command, before in (("plan", "sweep"), ("verify", "plan"), ("build", "plan")):
+        assert run_command_line([command, "results/early"]) == 2
+        assert f"qbench {before}" in capsys.readouterr().err
