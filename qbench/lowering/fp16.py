@@ -102,13 +102,22 @@ def _units(layer: Layer, use: Occurrence) -> list[tuple[str, ...]]:
 
 
 def _round(editor: GraphEditor, anchor: ir.Node, value: ir.Value, after: bool = False) -> ir.Value:
-    if after:
-        half = editor.op(anchor, "Cast", [value], "to_half", after=True, attributes=_HALF)[0]
-        producer = half.producer()
+    """Return the value rounded to fp16, by nodes right before or right after ``anchor``.
+
+    NOTE: the sum of one term keeps the Casts from what reads them. ONNX Runtime takes a Cast from
+    fp16 into the LayerNormalization that it makes of primitives, next to fp32 weights, and then
+    refuses to load the graph.
+    """
+    for op, stem, attributes in (
+        ("Cast", "to_half", _HALF),
+        ("Cast", "to_float", _FLOAT),
+        ("Sum", "rounded", {}),
+    ):
+        value = editor.op(anchor, op, [value], stem, after=after, attributes=attributes)[0]
+        producer = value.producer()
         assert producer is not None
-        return editor.op(producer, "Cast", [half], "to_float", after=True, attributes=_FLOAT)[0]
-    half = editor.op(anchor, "Cast", [value], "to_half", attributes=_HALF)[0]
-    return editor.op(anchor, "Cast", [half], "to_float", attributes=_FLOAT)[0]
+        anchor = producer if after else anchor
+    return value
 
 
 def _round_edges(editor: GraphEditor, use: Occurrence) -> None:
@@ -180,12 +189,10 @@ def _round_unit(
 def _round_output(
     editor: GraphEditor, node: ir.Node, value: ir.Value, nodes: list[ir.Node]
 ) -> None:
-    wide = _round(editor, node, value, after=True)
-    producer = wide.producer()
-    assert producer is not None
-    half_node = producer.inputs[0].producer() if producer.inputs[0] is not None else None
-    assert half_node is not None
-    editor.replace_uses(value, wide, keep=[*nodes, half_node])
+    readers = [reader for reader, _ in value.uses()]
+    rounded = _round(editor, node, value, after=True)
+    first = [reader for reader, _ in value.uses() if reader not in readers]
+    editor.replace_uses(value, rounded, keep=[*nodes, *first])
 
 
 def _halve_constant(
