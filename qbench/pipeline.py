@@ -15,7 +15,7 @@ from pathlib import Path
 from qbench import judging
 from qbench.calibration.collect import calibrate as observe_ranges
 from qbench.config import Config
-from qbench.errors import RunDirError
+from qbench.errors import MeasurementError, RunDirError
 from qbench.graph.layers import find_layers
 from qbench.judging import PLAN, REFERENCE
 from qbench.planner import BASELINES, decide, propose_baselines
@@ -38,6 +38,7 @@ from qbench.sensitivity.sweep import Sweep
 from qbench.serving.bench import BenchSettings, Workload
 from qbench.serving.bench import bench as serve_and_measure
 from qbench.tasks import Batch, batches_sha256, check_expectation
+from qbench.tasks.padding import can_pad
 from qbench.workbench import Workbench
 
 __all__ = [
@@ -233,12 +234,18 @@ def verify(work: Workbench, listener: Listener | None = None) -> tuple[Judgement
         judgements.append(judging.judge(work, judge, name))
         listener.step(name)
     clips = judging.clips_of(work, work.run.read_ranges())
+    not_built = {}
     for candidate in candidates:
-        reports.append(
-            judging.build(work, candidate.name, judging.plan_for(work, candidate, clips))
-        )
-        judgements.append(judging.judge(work, judge, candidate.name))
+        try:
+            reports.append(
+                judging.build(work, candidate.name, judging.plan_for(work, candidate, clips))
+            )
+            judgements.append(judging.judge(work, judge, candidate.name))
+        except MeasurementError as error:
+            judging.discard(work, [candidate.name])
+            not_built[candidate.name] = str(error)
         listener.step(candidate.name)
+    work.run.write_run({"not_built": not_built})
     work.run.write_engines(reports)
     work.run.write_judgements("verification", judgements)
     _record_verdict(work, plan, judgements[0])
@@ -267,6 +274,7 @@ def bench(work: Workbench, listener: Listener | None = None) -> BenchRun:
         token_budget=how.token_budget,
         max_wait_ms=how.max_wait_ms,
         queue=how.queue,
+        max_padding=0.2 if can_pad(work.model.inputs) else 0.0,
         seed=work.config.run.seed,
     )
     listener.stage("benchmark: slices", len(names) * how.rounds)
