@@ -67,6 +67,7 @@ class Replay:
         batches: Frozen batches of the sweep split.
         settings: Session settings, those of the engine.
         output: Name of the output that is scored.
+        max_segments: Most segments to cut the graph into.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Replay:
         batches: Sequence[Batch],
         settings: SessionSettings,
         output: str,
+        max_segments: int = 32,
     ) -> None:
         """Cut the graph and open the reference sessions; nothing is run but one probe."""
         self.model, self.batches = model.clone(), tuple(batches)
@@ -88,7 +90,7 @@ class Replay:
         live = live_sets(model)
         live_bytes = [sum(facts[n].nbytes for n in names if n in facts) for names in live]
         self.costs = node_costs(model, facts)
-        self.cuts = choose_cuts(self.costs, live_bytes, inside_layers(model, layers))
+        self.cuts = choose_cuts(self.costs, live_bytes, inside_layers(model, layers), max_segments)
         self.segments: tuple[Segment, ...] = make_segments(model, self.cuts)
         self._home = {name: s.index for s in self.segments for name in s.nodes}
         self._last, self._carried = _what_matters(self.segments, output)
