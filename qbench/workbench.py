@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from qbench import __version__
 from qbench.backends import Backend, backend_named
 from qbench.config import Config, make_config
 from qbench.data import Prepared, prepare_splits
@@ -27,7 +28,7 @@ from qbench.runtime.ort import SessionSettings, settings_for
 from qbench.tasks import Batch, Task, Tokenizer, load_tokenizer, make_batches, make_task
 
 #: Packages whose version may change a number of the sweep.
-_DECIDING = ("qbench", "onnxruntime", "onnxruntime-gpu", "numpy", "scipy", "onnx-ir")
+_DECIDING = ("onnxruntime", "onnxruntime-gpu", "numpy", "scipy", "onnx-ir")
 #: Texts on which an exported model is checked against torch.
 _CHECK_TEXTS = 8
 
@@ -258,7 +259,7 @@ class Workbench:
             "backend": self.backend.name,
             "session_options": dict(self.backend.session_options),
             "seed": self.config.run.seed,
-            "versions": installed_versions(_DECIDING),
+            "versions": {"qbench": __version__, **installed_versions(_DECIDING)},
         }
 
 

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -19,15 +16,11 @@ from qbench.report.page import write_report
 from qbench.report.presentation import Column, Shown
 from qbench.report.run_records import RunRecords
 from qbench.report.verdicts import key_figures, verdict_of, verdict_words
+from qbench.testing.browser import open_page
 from qbench.testing.runs import ODD_NAME
 
 _SECTIONS = ["verdict", "engines", "plan", "sensitivity", "ranges", "front", "latency",
              "uncovered", "provenance"]  # fmt: skip
-_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-_FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync",
-          "--disable-background-networking", "--disable-component-update",
-          "--disable-dev-shm-usage", "--enable-logging=stderr", "--virtual-time-budget=30000",
-          "--dump-dom")  # fmt: skip
 
 
 class Outline(HTMLParser):
@@ -172,29 +165,13 @@ def test_key_figures_need_a_plan(records: RunRecords) -> None:
     assert key_figures(()) == []
 
 
-def chromium() -> str:
-    """Return a Chromium; without one the test is skipped, and in CI fails."""
-    found = next((path for name in _BROWSERS if (path := shutil.which(name))), None)
-    if found is None and os.environ.get("CI") == "true":
-        pytest.fail("no Chromium, and CI=true: install Debian's package `chromium`")
-    if found is None:
-        pytest.skip("no Chromium: install Debian's package `chromium`")
-    return found
-
-
 @pytest.mark.browser
 def test_every_figure_is_drawn_in_a_browser(
-    page: str, specs: dict[str, dict[str, Any]], tmp_path: Path
+    page: str, specs: dict[str, dict[str, Any]], tmp_path: Path, chromium: str
 ) -> None:
-    browser = chromium()
     path = tmp_path / "report.html"
     path.write_text(page, encoding="utf-8")
-    profile = tmp_path / "profile"
-    command = [browser, *_FLAGS, f"--user-data-dir={profile}", path.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    assert said == []
-    body = re.search(r'<body data-figures="(\d+)" data-errors="(\d+)">', done.stdout)
-    assert body is not None, "the page's script did not end"
-    assert body.groups() == (str(len(specs)), "0")
-    assert done.stdout.count('<svg xmlns="http://www.w3.org/2000/svg"') >= len(specs)
+    seen = open_page(chromium, path, tmp_path / "profile")
+    assert seen.console == ()
+    assert (seen.figures, seen.errors) == (len(specs), 0)
+    assert seen.drawings >= len(specs)
