@@ -89,7 +89,7 @@ def test_heavy_libraries_are_imported_where_they_are_used(path: Path) -> None:
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_modules_stay_small(path: Path) -> None:
     source = path.read_text(encoding="utf-8")
-    limit = 520 if path.name == "records.py" else 400  # one list of all records, in one place
+    limit = 400
     assert len(source.splitlines()) <= limit
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,7 @@ def bert_folder(folder: Path, *, classes: int = 0, layers: int = 2, seed: int = 
     import torch
     from transformers import BertConfig, BertForSequenceClassification, BertModel
 
-    config = BertConfig(
+    config: Any = BertConfig(  # type: ignore[call-arg]  # of the base class
         vocab_size=len(_SPECIAL) + len(WORDS),
         hidden_size=32,
         num_hidden_layers=layers,
@@ -38,7 +39,7 @@ def bert_folder(folder: Path, *, classes: int = 0, layers: int = 2, seed: int = 
         initializer_range=0.2,
     )
     torch.manual_seed(seed)
-    model = BertForSequenceClassification(config) if classes else BertModel(config)
+    model: Any = BertForSequenceClassification(config) if classes else BertModel(config)
     model.eval().save_pretrained(folder)
     word_tokenizer(folder)
     return folder
@@ -55,7 +56,8 @@ def word_tokenizer(folder: Path) -> None:
     raw.post_processor = processors.BertProcessing(
         ("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"])
     )
-    PreTrainedTokenizerFast(
+    fast: Any = PreTrainedTokenizerFast
+    fast(
         tokenizer_object=raw,
         unk_token="[UNK]",
         pad_token="[PAD]",
