@@ -11,6 +11,7 @@ import click
 
 from qbench.cli.answers import Answer, answering
 from qbench.cli.options import layer_globs, model_options
+from qbench.errors import ModelError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,6 +49,12 @@ def command(
     with tempfile.TemporaryDirectory() as folder:
         loaded = load_model(model, Path(folder), LoadOptions(**given))
         found = find_layers(loaded.ir)
+        if not found.layers:
+            raise ModelError(
+                f"{model!r} has no layer that could take a lower precision: its "
+                f"{len(found.unlayered)} nodes hold no product with a weight, no lookup, no "
+                "normalisation"
+            )
         chosen = select_layers(found, include, exclude)
         counts = Counter(str(layer.kind) for layer in chosen)
     content = {

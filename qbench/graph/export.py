@@ -187,7 +187,15 @@ def _export(module: Any, feeds: Mapping[str, np.ndarray], output: str, axes: int
     if program is None:
         raise ModelError(f"torch.onnx.export gave nothing for {type(module).__name__}")
     graph: ir.Model = program.model
+    if program.exported_program is not None:
+        _fix_axes(graph, program.exported_program.range_constraints)
     return graph
+
+
+def _fix_axes(model: ir.Model, ranges: Mapping[Any, Any]) -> None:
+    """Write the number in place of a symbol that can have one value only."""
+    fixed = {str(s): int(r.lower) for s, r in ranges.items() if r.lower == r.upper}
+    _rename_axes(model, fixed)
 
 
 def _name_axes(model: ir.Model, dynamic: Sequence[str]) -> None:
@@ -197,6 +205,10 @@ def _name_axes(model: ir.Model, dynamic: Sequence[str]) -> None:
         for axis, dim in enumerate(value.shape or ()):
             if isinstance(dim, ir.SymbolicDim) and axis < len(dynamic):
                 names.setdefault(dim.value, dynamic[axis])
+    _rename_axes(model, names)
+
+
+def _rename_axes(model: ir.Model, names: Mapping[Any, str | int]) -> None:
     produced = (value for node in model.graph.all_nodes() for value in node.outputs)
     for value in (*model.graph.inputs, *produced):
         if value.shape is not None:

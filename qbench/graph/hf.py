@@ -7,6 +7,7 @@ classifier, or the pooled (and normalised) embedding of an encoder.
 from __future__ import annotations
 
 import inspect
+import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,7 +131,7 @@ def _load(folder: Path, config: Mapping[str, Any], classifies: bool, trust: bool
         auto = transformers.AutoModelForTextEncoding
     else:
         auto = transformers.AutoModel
-    kind = "classification" if classifies else "embedding"
+    kind = "a classification" if classifies else "an embedding"
     try:
         with quiet():
             module, told = auto.from_pretrained(
@@ -142,6 +143,11 @@ def _load(folder: Path, config: Mapping[str, Any], classifies: bool, trust: bool
                 weights_only=True,
                 output_loading_info=True,
             )
+    except pickle.UnpicklingError as error:
+        raise ModelError(
+            f"{str(folder)!r} keeps its weights in a pickle with more than plain tensors, which could "
+            "run code; it is not read. Save it as safetensors where you trust it"
+        ) from error
     except Exception as error:  # transformers raises ValueError, OSError, KeyError, ImportError …
         raise ModelError(
             f"{str(folder)!r} cannot be loaded as {kind} model "

@@ -41,6 +41,7 @@ def normalise(model: ir.Model, output: str | None = None) -> ir.Model:
     common_passes.RemoveInitializersFromInputsPass()(model)
     common_passes.LiftSubgraphInitializersToMainGraphPass()(model)
     common_passes.RemoveUnusedNodesPass()(model)
+    model.ir_version = max(model.ir_version or 0, 10)
     model = raise_opset(model)
     common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     share_equal_weights(model.graph)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +24,8 @@ def read_onnx(path: Path) -> ir.Model:
         _raise_missing(path)
     _check_first_bytes(path)
     try:
-        model = ir.load(path, format="protobuf")
+        with _silenced():
+            model = ir.load(path, format="protobuf")
     except Exception as error:  # the protobuf and IR layers raise many unrelated classes
         raise ModelError(
             f"{str(path)!r} cannot be read as ONNX: it is not an ONNX model or is cut short "
@@ -35,8 +38,43 @@ def read_onnx(path: Path) -> ir.Model:
         )
     if not model.opset_imports:
         raise ModelError(f"{str(path)!r} names no opset: it is cut short; export or copy it again")
+    _check_complete(model, path)
     _check_external_data(model, path)
     return model
+
+
+@contextlib.contextmanager
+def _silenced() -> Iterator[None]:
+    """Keep the graph library's remarks off the terminal: what is wrong is said here."""
+    logger = logging.getLogger("onnx_ir")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _check_complete(model: ir.Model, path: Path) -> None:
+    """Refuse a graph that reads a tensor which nothing gives, or a weight with too few bytes."""
+    given = {value for graph in model.graphs() for value in graph.inputs}
+    given |= {value for graph in model.graphs() for value in graph.initializers.values()}
+    read = (value for node in model.graph.all_nodes() for value in node.inputs if value is not None)
+    for value in (*read, *model.graph.outputs):
+        if value.producer() is None and value not in given:
+            raise ModelError(
+                f"{str(path)!r} is damaged: its graph reads {value.name!r}, which no node, input "
+                "or weight gives; export it again"
+            )
+    for value in given:
+        tensor = value.const_value
+        if isinstance(tensor, ir.TensorProtoTensor) and tensor.raw.HasField("raw_data"):
+            stored = len(tensor.raw.raw_data)
+            if stored != tensor.nbytes:
+                raise ModelError(
+                    f"{str(path)!r} is damaged: weight {value.name!r} of shape "
+                    f"{list(tensor.shape.numpy())} needs {tensor.nbytes} bytes and has {stored}"
+                )
 
 
 def _raise_missing(path: Path) -> None:

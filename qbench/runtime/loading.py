@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from qbench.errors import ModelError, unknown_name
+from qbench.errors import MeasurementError, ModelError, unknown_name
 from qbench.gate import check_runtime
 from qbench.graph.export import Check, Exported, export_module
 from qbench.graph.hf import HeadOptions, export_hf
 from qbench.graph.model import Model, store_card, store_model
 from qbench.graph.normal import normalise
 from qbench.runtime.foreign import load_onnx
-from qbench.runtime.ort import open_model
+from qbench.runtime.ort import Session, open_model
 
 __all__ = ["LoadOptions", "check_export", "load_model", "resolve_source", "store_card"]
 
@@ -145,7 +145,7 @@ def check_export(model: Model, checks: Sequence[Check]) -> dict[str, float]:
     top = difference = 0.0
     with open_model(model.path, model.source) as session:
         for check in fitting:
-            got = session.run(check.feeds)[model.output]
+            got = _run(session, check, model.output)
             if got.shape != check.expected.shape:
                 raise ModelError(
                     f"the exported graph gives the shape {list(got.shape)} where torch gives "
@@ -165,6 +165,17 @@ def check_export(model: Model, checks: Sequence[Check]) -> dict[str, float]:
             f"outputs reach {top:.3g}; nothing is measured on a wrong graph"
         )
     return result
+
+
+def _run(session: Session, check: Check, output: str) -> np.ndarray:
+    try:
+        return session.run(check.feeds, [output])[output]
+    except MeasurementError as error:
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in check.feeds.items())
+        raise ModelError(
+            f"the exported graph does not run on {shapes}, which torch takes ({str(error)[:300]}); "
+            "it depends on the shape of the samples: export it to ONNX yourself and give the file"
+        ) from error
 
 
 def _fits(model: Model, feeds: Mapping[str, np.ndarray]) -> bool:

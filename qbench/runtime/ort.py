@@ -151,7 +151,8 @@ def open_model(path: Path, source: str, light: bool = False) -> Session:
     try:
         return open_session(path, settings)
     except MeasurementError as error:
-        raise ModelError(f"ONNX Runtime cannot load {source!r}: {error}") from error
+        words = " ".join(str(error).split()).split(" failed:", 1)[-1]
+        raise ModelError(f"ONNX Runtime cannot load {source!r}: {words}") from error
 
 
 def _payload(graph: ir.Model | Path, options: Any) -> str | bytes:
