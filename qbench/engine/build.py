@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
 from qbench.backends import Backend, applicability, backend_named
 from qbench.errors import PlanError, unknown_name
-from qbench.graph.model import Model, save_graph, strip_traces
+from qbench.graph.model import Model, save_graph
 from qbench.graph.shapes import infer_shapes
 from qbench.lowering import lowering_for, unusable_clips
 from qbench.lowering.edit import LAYER_KEY
@@ -36,9 +37,11 @@ def lower_graph(model: ir.Model, layers: Layers, plan: Plan) -> ir.Model:
             raise PlanError(unknown_name("layer", entry.name, by_name))
     if any(e.format != high for e in plan.layers):
         infer_shapes(graph)
-    for entry in plan.layers:
-        if entry.format != high:
-            _lower(graph, by_name[entry.name], entry, backend_named(plan.backend))
+    entries = {entry.name: entry for entry in plan.layers}
+    for layer in layers.layers:  # in the model's order, whatever the plan's
+        asked = entries.get(layer.name)
+        if asked is not None and asked.format != high:
+            _lower(graph, layer, asked, backend_named(plan.backend))
     common_passes.RemoveUnusedNodesPass()(graph)
     return graph
 
@@ -101,9 +104,7 @@ def write_engine(
     """
     graph = lower_graph(model.ir, layers, plan)
     label_nodes(graph, layers)
-    strip_traces(graph)
-    graph.metadata_props.clear()
-    graph.graph.metadata_props.clear()
+    _forget(graph)
     graph.metadata_props["qbench.plan_sha256"] = plan_sha256
     graph.metadata_props["qbench.model_sha256"] = model.sha256
     graph.producer_name, graph.producer_version = "qbench", "1"
@@ -111,6 +112,19 @@ def write_engine(
     path = folder / ENGINE_FILE
     save_graph(graph, path)
     return path, graph
+
+
+def _forget(graph: ir.Model) -> None:
+    """Remove all that says where a graph comes from: remarks, and metadata but layer names."""
+    things: list[Any] = [graph, graph.graph, *graph.graph.inputs, *graph.graph.initializers.values()]
+    for node in graph.graph.all_nodes():
+        things += [node, *node.outputs]
+    for thing in things:
+        thing.doc_string = None
+        layer = thing.metadata_props.get(LAYER_KEY)
+        thing.metadata_props.clear()
+        if layer is not None:
+            thing.metadata_props[LAYER_KEY] = layer
 
 
 def file_facts(path: Path) -> tuple[int, str]:

@@ -45,33 +45,41 @@ def self_test(
     few = [batches[i] for i in sorted({0, len(batches) // 2, len(batches) - 1})]
     before = _outputs(reference, few, settings, output)
     after = _outputs(path, few, settings, output)
-    if not np.isfinite(after).all():
+    if not all(np.isfinite(part).all() for part in after):
         raise MeasurementError(f"engine {path.name!r} gives outputs that are not finite")
     written = _outputs(path, few, replace(settings, optimise=False), output)
-    agreement = _cosine(after, written)
+    agreement = _least_cosine(after, written)
     if agreement < _SAME_GRAPH:
         raise MeasurementError(
             f"engine {path.name!r}: the runtime's optimised graph and the graph as written give "
             f"cosine {agreement:.4f} of each other; a fused kernel miscomputes"
         )
-    difference = float(np.abs(after - before).max())
+    difference = max(float(np.abs(a - b).max()) for a, b in zip(after, before, strict=True))
     words = (
         "equal to the reference bit for bit"
-        if np.array_equal(after, before)
+        if difference == 0.0
         else (
-            f"cosine to the reference {_cosine(after, before):.5f}, "
+            f"cosine to the reference {_least_cosine(after, before):.5f}, "
             f"to the graph as written {agreement:.6f}"
         )
     )
-    return SelfTest(difference, "; ".join(t for t in (words, collapsed(after) or "") if t))
+    items = np.concatenate([part.reshape(len(part), -1).mean(axis=1) for part in after])
+    return SelfTest(difference, "; ".join(t for t in (words, collapsed(items) or "") if t))
 
 
-def _outputs(path: Path, batches: Sequence[Batch], settings: SessionSettings, output: str) -> Array:
+def _outputs(
+    path: Path, batches: Sequence[Batch], settings: SessionSettings, output: str
+) -> list[Array]:
+    """Return the outputs of each batch."""
     with open_session(path, settings) as session:
-        parts = [session.run(batch.feeds, [output])[output].ravel() for batch in batches]
-    return np.concatenate(parts).astype(np.float64)
+        return [session.run(batch.feeds, [output])[output].astype(np.float64) for batch in batches]
+
+
+def _least_cosine(first: Sequence[Array], second: Sequence[Array]) -> float:
+    """Return the least cosine of two engines' outputs over batches."""
+    return min(_cosine(a.ravel(), b.ravel()) for a, b in zip(first, second, strict=True))
 
 
 def _cosine(a: Array, b: Array) -> float:
     norm = float(np.sqrt((a @ a) * (b @ b)))
-    return float(a @ b) / norm if norm > 0 else 1.0
+    return float(a @ b) / norm if norm > 0 else float(not (a @ a or b @ b))
