@@ -116,7 +116,8 @@ def write_engine(
 
 def _forget(graph: ir.Model) -> None:
     """Remove all that says where a graph comes from: remarks, and metadata but layer names."""
-    things: list[Any] = [graph, graph.graph, *graph.graph.inputs, *graph.graph.initializers.values()]
+    things: list[Any] = [graph, graph.graph, *graph.graph.inputs]
+    things += graph.graph.initializers.values()
     for node in graph.graph.all_nodes():
         things += [node, *node.outputs]
     for thing in things:
