@@ -145,8 +145,8 @@ def _load(folder: Path, config: Mapping[str, Any], classifies: bool, trust: bool
             )
     except pickle.UnpicklingError as error:
         raise ModelError(
-            f"{str(folder)!r} keeps its weights in a pickle with more than plain tensors, which could "
-            "run code; it is not read. Save it as safetensors where you trust it"
+            f"{str(folder)!r} keeps its weights in a pickle with more than plain tensors, which "
+            "could run code; it is not read. Save it as safetensors where you trust it"
         ) from error
     except Exception as error:  # transformers raises ValueError, OSError, KeyError, ImportError …
         raise ModelError(

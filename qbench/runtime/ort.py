@@ -151,7 +151,7 @@ def open_model(path: Path, source: str, light: bool = False) -> Session:
     try:
         return open_session(path, settings)
     except MeasurementError as error:
-        words = " ".join(str(error).split()).split(" failed:", 1)[-1]
+        words = " ".join(str(error).split()).split(" failed:", 1)[-1].removeprefix("Fatal error: ")
         raise ModelError(f"ONNX Runtime cannot load {source!r}: {words}") from error
 
 

@@ -66,7 +66,8 @@ def onnx_file(tmp_path: Path) -> Callable[..., Path]:
         change: Callable[[onnx.ModelProto], None] | None = None,
         external: str | None = None,
     ) -> Path:
-        text = f'<ir_version: 8, opset_import: ["" : {opset}, "my.domain" : 1]> g {body}'
+        more = ', "my.domain" : 1' if "my.domain" in body else ""
+        text = f'<ir_version: 8, opset_import: ["" : {opset}{more}]> g {body}'
         model = onnx.parser.parse_model(text)
         for key, array in (weights or {}).items():
             model.graph.initializer.append(onnx.numpy_helper.from_array(array, key))
