@@ -91,7 +91,7 @@ def live_sets(model: ir.Model) -> list[frozenset[str]]:
         live = {name for name in live if last_use[name] >= index}
         sets.append(frozenset(live))
         live |= {v.name for v in node.outputs if v.name and last_use.get(v.name, -1) > index}
-    sets.append(frozenset(live))
+    sets.append(frozenset(name for name in live if last_use[name] >= len(nodes)))
     return sets
 
 

@@ -89,8 +89,8 @@ class Replay:
         annotate(model, facts)
         live = live_sets(model)
         live_bytes = [sum(facts[n].nbytes for n in names if n in facts) for names in live]
-        self.costs = node_costs(model, facts)
-        self.cuts = choose_cuts(self.costs, live_bytes, inside_layers(model, layers), max_segments)
+        inner = inside_layers(model, layers)
+        self.cuts = choose_cuts(node_costs(model, facts), live_bytes, inner, max_segments)
         self.segments: tuple[Segment, ...] = make_segments(model, self.cuts)
         self._home = {name: s.index for s in self.segments for name in s.nodes}
         self._last, self._carried = _what_matters(self.segments, output)
@@ -105,12 +105,6 @@ class Replay:
         names = [*layer.nodes, *(edge.node for edge in layer.edges)]
         return tuple(sorted({self._home[name] for name in names if name in self._home}))
 
-    def work_share(self, layer: Layer) -> float:
-        """Return the share of a full pass that replaying a layer costs, by estimated work."""
-        first = self.segments_of(layer)[0]
-        start = [0, *self.cuts][first]
-        return sum(self.costs[start:]) / (sum(self.costs) or 1.0)
-
     def run_reference(self) -> Array:
         """Run the reference over all batches, keep what crosses the cuts, return its outputs."""
         self._kept, self._reference = [], []
@@ -123,10 +117,6 @@ class Replay:
             own = {n: v for n, v in values.items() if n in crossing and n not in batch.feeds}
             self._kept.append(own)
         return gather_outputs(self.batches, self._reference)
-
-    def kept_bytes(self) -> int:
-        """Return the bytes of reference activations that are kept."""
-        return sum(array.nbytes for kept in self._kept for array in kept.values())
 
     def change(self, layer: Layer, lower: Lower, taps: bool = False) -> ChangedSegments:
         """Lower a layer in each segment that holds it and open the changed sessions.
