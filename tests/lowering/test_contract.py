@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from qbench.lowering import lowering_for
 from qbench.testing.lowerings import LoweringCase, LoweringContract, fake_product
 
 _spec = importlib.util.spec_from_file_location(
@@ -95,3 +96,15 @@ class TestEmbeddingW8A16(EmbeddingContract):
         step[step == 0] = 1
         rows = np.clip(np.rint(case.weight / step), -127, 127) * step
         return lambda ids: rows[ids]
+
+
+@pytest.mark.parametrize("name", ["fp16", "int8", "int8_dynamic", "w8a16", "w4a16"])
+def test_a_weight_that_is_used_twice_is_stored_once(name: str) -> None:
+    case = layer_cases.LINEAR["shared weight"]()
+    model = case.model.clone()
+    lowering_for(name).apply(model, case.layer, case.clips)
+    large = [v for v in model.graph.initializers.values() if v.const_value.size == 32 * 32]
+    assert len(large) == 1 and len(large[0].uses()) == 2
+    kept = "DynamicQuantizeLinear" if name == "int8_dynamic" else "QuantizeLinear"
+    if name.startswith("int8"):
+        assert sum(n.op_type == kept for n in model.graph) == 2, "a pair of its own for each use"
