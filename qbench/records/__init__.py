@@ -16,10 +16,22 @@ from qbench.records.measurements import (
 )
 from qbench.records.plain import from_dict, to_dict
 from qbench.records.plans import Plan, PlanLayer
+from qbench.records.trust import (
+    CalibrationSpread,
+    LayerCall,
+    Noise,
+    NoiseFloor,
+    ProxyAudit,
+    ProxyCell,
+    ProxyScore,
+    RestoredRecord,
+    RestoredView,
+)
 
 __all__ = [
     "BenchRun",
     "BenchSummary",
+    "CalibrationSpread",
     "Edge",
     "EngineReport",
     "Estimate",
@@ -27,11 +39,19 @@ __all__ = [
     "Judgement",
     "Kind",
     "Layer",
+    "LayerCall",
     "Layers",
+    "Noise",
+    "NoiseFloor",
     "Occurrence",
     "Plan",
     "PlanLayer",
+    "ProxyAudit",
+    "ProxyCell",
+    "ProxyScore",
     "RequestLatency",
+    "RestoredRecord",
+    "RestoredView",
     "Status",
     "SweepRecord",
     "TensorRange",

@@ -117,6 +117,8 @@ class SweepRecord:
         weight_bytes: Bytes of the layer's weights and scales in this format.
         wall_s: Seconds that the cell took.
         samples: Raw per-sample numbers by name (``divergence`` and each metric), shape [n].
+        p_values: Raw p-value of "no change" by metric; they are adjusted over a run's cells where
+            they are shown.
     """
 
     layer: str
@@ -138,6 +140,7 @@ class SweepRecord:
     weight_bytes: int = 0
     wall_s: float = 0.0
     samples: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    p_values: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
