@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qbench.records import Estimate, Judgement, Verdict
+from qbench.records import Judgement, Verdict
 from qbench.statistics import (
     describe,
     mean_interval,
@@ -37,16 +37,21 @@ class Judge:
     seed: int = 0
 
     def judge(self, engine: str, outputs: Array) -> Judgement:
-        """Return the judgement of an engine's outputs, shape [items, …]."""
+        """Return the judgement of an engine's outputs, shape [items, …].
+
+        Raises:
+            MeasurementError: If an output is not finite: that is no number to judge.
+        """
         metric = self.task.metrics[0]
         before = self.task.score(self.reference, self.reference)
         after = self.task.score(outputs, self.reference)
         drop = paired_drop(
             metric, before.payloads[metric.name], after.payloads[metric.name], seed=self.seed
         )
-        verdict = self._verdict(drop, outputs)
+        margin = self.margin or 0.0  # where none was asked, any loss at all is one
+        verdict = non_inferior(drop, margin)
         unresolved = verdict is Verdict.NOT_RESOLVABLE
-        needed = samples_needed(drop, self.margin or 0.0) if unresolved else None
+        needed = samples_needed(drop, margin) if unresolved else None
         divergence = self.task.divergence(self.reference, outputs)
         return Judgement(
             engine=engine,
@@ -62,17 +67,8 @@ class Judge:
             divergence=mean_interval(divergence, seed=self.seed),
             flip_rate=float(np.mean(before.answers != after.answers)),
             cosine=self._cosine(outputs),
-            remark="; ".join(
-                t for t in (describe(drop, self.margin or 0.0), collapsed(outputs) or "") if t
-            ),
+            remark="; ".join(t for t in (describe(drop, margin), collapsed(outputs) or "") if t),
         )
-
-    def _verdict(self, drop: Estimate, outputs: Array) -> Verdict:
-        if not np.isfinite(outputs).all():
-            return Verdict.FAILED
-        if self.margin is None:
-            return Verdict.NOT_RESOLVABLE if not drop.resolvable else Verdict.FAILED
-        return non_inferior(drop, self.margin)
 
     def _cosine(self, outputs: Array) -> float:
         items = len(self.reference)
