@@ -57,8 +57,12 @@ __all__ = [
 
 def run(config: Config, listener: Listener | None = None) -> Workbench:
     """Do the whole path and return its workbench; the records lie in its run folder."""
+    return complete(start(config, listener), listener)
+
+
+def complete(work: Workbench, listener: Listener | None = None) -> Workbench:
+    """Do all stages of a run in order; the sweep goes on where its journal stops."""
     listener = listener or Silence()
-    work = start(config, listener)
     calibrate(work, listener)
     for _ in sweep(work, listener):
         pass
@@ -76,8 +80,12 @@ def start(config: Config, listener: Listener | None = None) -> Workbench:
     Raises:
         InputError: If model, data or configuration cannot be used.
     """
+    return prepare(Workbench.start(config), listener)
+
+
+def prepare(work: Workbench, listener: Listener | None = None) -> Workbench:
+    """Open model, data and layers of a run, so that what is wrong with them is said first."""
     listener = listener or Silence()
-    work = Workbench.start(config)
     listener.stage("data: reading and splitting")
     _ = work.data
     listener.stage("model: loading, exporting and checking")

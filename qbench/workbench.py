@@ -5,6 +5,7 @@ It joins nothing: stages are joined in ``pipeline``, and this gives them what th
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Mapping
 from pathlib import Path
@@ -144,7 +145,7 @@ class Workbench:
         """The model in normal form, exported once a run and checked against torch."""
         wanted = self._model_fingerprint()
         folder = self.run.model_dir
-        if (folder / "model.json").is_file():
+        with contextlib.suppress(ModelError):  # none yet, or damaged: it is made from its source
             stored = open_stored(folder)
             if stored.card.get("fingerprint") == wanted:
                 return stored

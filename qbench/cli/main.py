@@ -26,6 +26,7 @@ COMMANDS = {
     "layers": "List the layers of a model, and the nodes that are in none.",
     "calibrate": "Find the range of every tensor that a format needs.",
     "sweep": "Measure every layer in every format.",
+    "resume": "Continue a run that was stopped.",
     "plan": "Choose a format for each layer.",
     "build": "Build the engine of a plan.",
     "verify": "Verify an engine on samples that nothing else saw.",

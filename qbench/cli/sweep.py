@@ -50,6 +50,7 @@ def command(model: str, **options: Any) -> Answer:
 
     with ProgressBars() as bars:
         work = start(config_from(model, options), bars)
+        work.run.write_run({"goal": "sweep"})
         calibrate(work, bars)
         records = list(sweep(work, bars))
     counts = Counter(str(record.status) for record in records)
