@@ -212,6 +212,24 @@ def test_a_gemm_is_realised_too(name, tmp_path) -> None:
     assert found.formats == {name: 1}, found
 
 
+@pytest.mark.parametrize("name", ["int8", "int8_dynamic", "w8a16", "w4a16"])
+@pytest.mark.parametrize("told", [True, False], ids=["shapes told", "shapes not told"])
+def test_a_graph_of_fixed_shape_is_realised_too(name, told, tmp_path) -> None:
+    graph = tiny_encoder(layers=1)
+    for value in graph.graph.inputs:
+        value.shape = ir.Shape(IDS.shape)
+    for node in graph.graph:
+        for value in node.outputs:
+            value.shape = value.shape if told or value.is_graph_output() else None
+    model = stored(graph, tmp_path / "model")
+    plan = plan_of(model, linear_in(name))
+    path, written, layers = build(model, plan, tmp_path / "engine")
+    found = read_realised(path, written, layers, plan, SETTINGS)
+    assert found.formats[name] == 6 and not found.fallbacks, found
+    before, after = outputs(model.path, TOKENS), outputs(path, TOKENS)
+    assert ((before["embedding"] * after["embedding"]).sum(axis=1) > 0.95).all()
+
+
 def test_nothing_of_the_machine_goes_in(encoder, tmp_path) -> None:
     graph = encoder.ir.clone()
     for node in graph.graph:
