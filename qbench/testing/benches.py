@@ -1,0 +1,46 @@
+"""A sweep that is ready to run, on a small random encoder and texts without labels."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from qbench.backends import BACKENDS
+from qbench.calibration.collect import calibrate
+from qbench.graph.layers import find_layers
+from qbench.graph.model import TensorSpec
+from qbench.records import Layers
+from qbench.runtime.ort import open_session, settings_for
+from qbench.sensitivity.replay import Replay
+from qbench.sensitivity.sweep import Sweep
+from qbench.tasks.batches import make_batches
+from qbench.tasks.unlabelled import Unlabelled
+from qbench.testing.graphs import tiny_encoder
+
+BACKEND = BACKENDS["ort-cpu"]
+SETTINGS = settings_for(BACKEND, threads=1)
+OUTPUT = "embedding"
+#: Inputs of the encoder.
+SPECS = tuple(
+    TensorSpec(name, "int64", ("batch", "sequence")) for name in ("input_ids", "attention_mask")
+)
+
+
+def made_task(items: int = 24, seed: int = 0) -> Unlabelled:
+    """Return random texts of three lengths as an unlabelled task."""
+    rng = np.random.default_rng(seed)
+    encoded = tuple(
+        {"input_ids": rng.integers(1, 99, 4 + 2 * (i % 3)).tolist()} for i in range(items)
+    )
+    names = tuple(str(i) for i in range(items))
+    return Unlabelled(names, tuple((name, None) for name in names), encoded)
+
+
+def made_sweep(items: int = 24) -> tuple[Sweep, Layers]:
+    """Return a sweep, calibrated on its own batches, and the layers of its graph."""
+    model, task = tiny_encoder(), made_task(items)
+    layers = find_layers(model)
+    batches = make_batches(task.encoded, SPECS, max_tokens=40)
+    replay = Replay(model, layers, batches, SETTINGS, OUTPUT)
+    found = calibrate(model, layers, batches, lambda graph: open_session(graph, SETTINGS))
+    clips = {seen.tensor: seen.absmax for seen in found.ranges if not seen.implicit}
+    return Sweep(replay, task, BACKEND, clips, found.ranges), layers
