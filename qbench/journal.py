@@ -97,7 +97,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 def _check_same_key(found: Any, wanted: Mapping[str, Any], path: Path) -> None:
-    old, new = dict(_flat(found)), dict(_flat(wanted))
+    old, new = dict(flat_keys(found)), dict(flat_keys(wanted))
     differing = [key for key in {**new, **old} if old.get(key) != new.get(key)]
     if differing:
         told = "; ".join(
@@ -109,9 +109,10 @@ def _check_same_key(found: Any, wanted: Mapping[str, Any], path: Path) -> None:
         )
 
 
-def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat_keys(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each leaf of nested mappings with its dotted key."""
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
-            yield from _flat(inner, f"{prefix}.{key}".lstrip("."))
+            yield from flat_keys(inner, f"{prefix}.{key}".lstrip("."))
     else:
         yield prefix, value

@@ -1,4 +1,4 @@
-"""One run: the folder ``results/<run-id>/``. The only module that knows a path in it.
+"""One run: the folder ``results/<run-id>/``. It and ``trustfiles`` alone know a path in it.
 
 A run is written by one process at a time and read by any number. ``sweep.jsonl`` is an append-only
 journal; every other file is replaced as a whole.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from qbench import storage
 from qbench.errors import RunDirError, did_you_mean
 from qbench.journal import Journal
 from qbench.lock import give_lock, take_lock
+from qbench.provenance import run_name
 from qbench.records import (
     BenchRun,
     BenchSummary,
@@ -34,11 +34,12 @@ from qbench.records import (
     from_dict,
     to_dict,
 )
+from qbench.trustfiles import TrustFiles
 
 Histograms = Mapping[str, np.ndarray[Any, Any]]
 
 
-class RunDir:
+class RunDir(TrustFiles):
     """The folder of one run. ``create``, ``resume_or_create`` or ``open`` gives one."""
 
     def __init__(self, path: Path) -> None:
@@ -226,6 +227,11 @@ class RunDir:
         records = (from_dict(SweepRecord, line) for line in lines)
         return tuple({(r.layer, r.format): r for r in records}.values())
 
+    @property
+    def has_journal(self) -> bool:
+        """Whether a sweep was begun here: what it was begun with must not change."""
+        return self._journal.path.is_file()
+
     def read_journal_key(self) -> dict[str, Any]:
         """Return the key that the journal was started with.
 
@@ -376,16 +382,9 @@ def _now() -> dt.datetime:
 
 def _new_run(root: Path, source: str) -> RunDir:
     """Make a folder named by time and model, ``20260131-142507-all-minilm-l6-v2``."""
-    words = re.sub(r"[^a-z0-9]+", "-", _model_name(source).lower()).strip("-")
-    stem = f"{_now():%Y%m%d-%H%M%S}-{words[:40] or 'model'}"
+    stem = run_name(source, _now())
     taken = sum(1 for _ in root.glob(f"{stem}*")) if root.is_dir() else 0
     return RunDir.create(root, f"{stem}-{taken + 1}" if taken else stem)
-
-
-def _model_name(source: str) -> str:
-    """Return the telling part of a source: the last one that is not just "model"."""
-    parts = [part for part in re.split(r"[/:]", source.removesuffix(".onnx")) if part]
-    return next((part for part in reversed(parts) if part != "model"), "model")
 
 
 def _unfinished(root: Path, fingerprint: str) -> RunDir | None:

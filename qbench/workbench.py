@@ -18,9 +18,11 @@ from qbench.backends import Backend, backend_named
 from qbench.config import Config, make_config
 from qbench.data import Prepared, prepare_splits
 from qbench.errors import ModelError, RunDirError
-from qbench.graph.export import max_length_of, resolve_folder
+from qbench.graph.folders import max_length_of, resolve_folder
 from qbench.graph.layers import find_layers, select_layers
 from qbench.graph.model import Model, open_stored
+from qbench.graph.reading import files_of
+from qbench.journal import flat_keys
 from qbench.provenance import installed_versions, provenance, sha256_of_files, sha256_of_json
 from qbench.records import Layer, Layers, to_dict
 from qbench.rundir import RunDir
@@ -32,6 +34,9 @@ from qbench.tasks import Batch, Task, Tokenizer, load_tokenizer, make_batches, m
 _DECIDING = ("onnxruntime", "onnxruntime-gpu", "numpy", "scipy", "onnx-ir")
 #: Texts on which an exported model is checked against torch.
 _CHECK_TEXTS = 8
+
+#: What a run whose sweep was begun may not change any more.
+_FIXED = ("model.", "data.", "task.kind", "task.metric", "calibrate.", "plan.backend", "run.seed")
 
 _HEADS = {
     "classification": "classification",
@@ -63,6 +68,11 @@ class Workbench:
         run = RunDir.resume_or_create(
             config.run.results, config.run.id, config.model.source, fingerprint
         )
+        try:
+            _check_same_request(run, said)
+        except RunDirError:
+            run.unlock()
+            raise
         run.write_run(provenance(said, config.run.seed) | {"config": said})
         return cls(config, run)
 
@@ -149,6 +159,12 @@ class Workbench:
             stored = open_stored(folder)
             if stored.card.get("fingerprint") == wanted:
                 return stored
+            if self.run.has_journal:
+                raise RunDirError(
+                    f"{self.run.path} was begun with another content of {stored.source!r}, or "
+                    "other versions of torch, transformers or onnx-ir; use another run id, or "
+                    "delete the folder to begin anew"
+                )
         options = self.config.model
         loaded = load_model(
             options.source,
@@ -173,10 +189,7 @@ class Workbench:
         source = Path(resolve_source(self.config.model.source))
         if not source.is_file():
             source = resolve_folder(str(source), self.config.model.revision)
-        files = [source] if source.is_file() else _weight_files(source)
-        if source.is_file():
-            files += sorted(source.parent.glob(f"{source.name}*.data"))
-            files += sorted(source.parent.glob(f"{source.name}_data*"))
+        files = files_of(source) if source.is_file() else _weight_files(source)
         said = self.config.model.model_dump(mode="json")
         return sha256_of_json(
             {
@@ -262,6 +275,24 @@ class Workbench:
             "seed": self.config.run.seed,
             "versions": {"qbench": __version__, **installed_versions(_DECIDING)},
         }
+
+
+def _check_same_request(run: RunDir, said: Mapping[str, Any]) -> None:
+    """Refuse a run whose sweep was begun with another model, data or task; name the keys."""
+    known = run.read_run().get("config")
+    if not known or not run.has_journal:
+        return
+    before, now = dict(flat_keys(known)), dict(flat_keys(said))
+    differing = [
+        f"{key} was {before.get(key)!r} and is now {now.get(key)!r}"
+        for key in sorted(before.keys() | now.keys())
+        if key.startswith(_FIXED) and before.get(key) != now.get(key)
+    ]
+    if differing:
+        raise RunDirError(
+            f"{run.path} was begun with another request: {'; '.join(differing)}. Use another run "
+            "id, or delete the folder to begin anew"
+        )
 
 
 def _weight_files(folder: Path) -> list[Path]:

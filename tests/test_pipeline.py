@@ -180,13 +180,24 @@ def test_an_engine_file_holds_no_path_of_this_machine(whole: Workbench, place: P
 def test_a_results_folder_of_another_model_names_the_key(place: Path, whole: Workbench) -> None:
     bert_folder(place / "other", seed=1)
     whole.run.unlock()
-    work = start(configured(place, **{"model.source": str(place / "other"), "run.id": "whole"}))
-    calibrate(work)
+    before = whole.run.path.joinpath("run.json").read_text()
+    with pytest.raises(RunDirError, match=r"model\.source was"):
+        start(configured(place, **{"model.source": str(place / "other"), "run.id": "whole"}))
+    assert qbench.open_run(whole.run.path).facts["config"] == json.loads(before)["config"]
+
+
+def test_a_model_whose_files_changed_is_refused(place: Path, whole: Workbench) -> None:
+    kept = {file: file.read_bytes() for file in (place / "model").iterdir()}
+    bert_folder(place / "model", seed=5)
+    whole.run.unlock()
     try:
-        with pytest.raises(RunDirError, match="model_sha256"):
-            next(sweep(work))
+        with pytest.raises(RunDirError, match="another content"):
+            start(configured(place))
+        assert whole.model.path.is_file()
     finally:
-        work.run.unlock()
+        RunDir(whole.run.path).unlock()
+        for file, content in kept.items():
+            file.write_bytes(content)
 
 
 def test_a_missed_expectation_stops_with_both_numbers(place: Path) -> None:

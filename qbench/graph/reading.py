@@ -177,3 +177,13 @@ def _without_links(tensor: ir.ExternalTensor) -> ir.ExternalTensor:
         shape=tensor.shape,
         name=tensor.name or "",
     )
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return an ONNX file and every file that holds its external data.
+
+    Raises:
+        ModelError: As ``read_onnx``.
+    """
+    model = read_onnx(path)
+    return [path, *sorted({Path(tensor.path) for _, tensor in _external_tensors(model)})]
