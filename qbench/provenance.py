@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 import importlib.metadata
 import json
 import os
 import platform
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,3 +141,14 @@ def _cpu_model() -> str:
         if key.strip() == "model name":
             return value.strip()
     return platform.processor() or platform.machine()
+
+
+def run_name(source: str, now: dt.datetime) -> str:
+    """Return the name of a new run by time and model, ``20260131-142507-all-minilm-l6-v2``.
+
+    The telling part of a source is the last one that is not just "model".
+    """
+    parts = [part for part in re.split(r"[/:]", source.removesuffix(".onnx")) if part]
+    model = next((part for part in reversed(parts) if part != "model"), "model")
+    words = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")
+    return f"{now:%Y%m%d-%H%M%S}-{words[:40] or 'model'}"

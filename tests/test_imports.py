@@ -18,10 +18,12 @@ FLOORS = {
     **dict.fromkeys(["errors", "formats", "backends", "records"], 0),
     **dict.fromkeys(["config", "provenance", "rundir", "statistics", "data"], 1),
     **dict.fromkeys(["storage", "journal", "lock", "validation", "yamlfile", "gate"], 1),
+    "trustfiles": 1,
     **dict.fromkeys(["schemas", "graph", "lowering"], 2),
     **dict.fromkeys(["runtime", "tasks"], 3),
     **dict.fromkeys(["calibration", "sensitivity", "planning", "engine", "serving"], 4),
     **dict.fromkeys(["pipeline", "planner", "judging", "workbench", "progress"], 5),
+    **dict.fromkeys(["trust", "auditing"], 5),
     **dict.fromkeys(["cli", "report", "testing"], 6),
 }
 STAGES = {part for part, floor in FLOORS.items() if floor == 4}
