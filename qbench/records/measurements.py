@@ -119,6 +119,9 @@ class SweepRecord:
         samples: Raw per-sample numbers by name (``divergence`` and each metric), shape [n].
         p_values: Raw p-value of "no change" by metric; they are adjusted over a run's cells where
             they are shown.
+        effort: How much of the samples it took: ``full``, or after how many it stopped and why.
+            A cell that stopped has an estimate of the divergence from a part of the samples, on
+            the scale of all, its raw numbers as ``sub_pool_divergence``, and no drop.
     """
 
     layer: str
@@ -141,6 +144,7 @@ class SweepRecord:
     wall_s: float = 0.0
     samples: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     p_values: Mapping[str, float] = field(default_factory=dict)
+    effort: str = "full"
 
 
 @dataclass(frozen=True, slots=True)

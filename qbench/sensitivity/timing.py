@@ -1,0 +1,53 @@
+"""Paired latency of changed segments: both sides in turns on the same batches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from qbench.records import Estimate
+from qbench.runtime.ort import Session
+from qbench.sensitivity.replay import ChangedSegments, Replay
+from qbench.statistics import median_interval
+
+#: Batches of a latency pair, and interleaved repeats of each side.
+TIMED_BATCHES, REPEATS = 8, 3
+
+
+def paired_latency(
+    replay: Replay,
+    changed: ChangedSegments,
+    batches: int = TIMED_BATCHES,
+    repeats: int = REPEATS,
+) -> Estimate:
+    """Return the change of the changed segments' time a batch, from interleaved pairs, in ms.
+
+    Of each side the fastest of a few repeats counts: on a busy machine noise only ever adds. The
+    sides take turns in going first.
+    """
+    deltas: list[float] = []
+    for batch in spread_batches(replay.batches, batches):
+        delta = 0.0
+        for index, session in changed.sessions.items():
+            best = {True: np.inf, False: np.inf}
+            for repeat in range(repeats):
+                for is_changed in (True, False) if repeat % 2 else (False, True):
+                    seconds = _timed(replay, index, batch, session if is_changed else None)
+                    best[is_changed] = min(best[is_changed], seconds)
+            delta += best[True] - best[False]
+        deltas.append(delta * 1e3)
+    return median_interval(deltas)
+
+
+def _timed(replay: Replay, index: int, batch: int, session: Session | None) -> float:
+    started = time.perf_counter()
+    replay.run_segment(index, batch, session)
+    return time.perf_counter() - started
+
+
+def spread_batches(batches: Sequence[object], most: int) -> list[int]:
+    """Return at most so many batches, evenly spread over the lengths."""
+    count = min(most, len(batches))
+    return sorted({int(i) for i in np.linspace(0, len(batches) - 1, count)})
