@@ -57,6 +57,10 @@ class TrustFiles:
         """
         return from_dict(ProxyAudit, storage.read_json(self._audit_path, "qbench audit"))
 
+    def known_audit(self) -> ProxyAudit | None:
+        """Return the audit of proxies, or ``None`` where none was made."""
+        return self.read_audit() if self._audit_path.is_file() else None
+
     @property
     def _noise_path(self) -> Path:
         return self.path / "noise.json"

@@ -27,6 +27,7 @@ COMMANDS = {
     "calibrate": "Find the range of every tensor that a format needs.",
     "sweep": "Measure every layer in every format.",
     "resume": "Continue a run that was stopped.",
+    "audit": "Say which cheap proxy orders layers as the measurement does.",
     "plan": "Choose a format for each layer.",
     "build": "Build the engine of a plan.",
     "verify": "Verify an engine on samples that nothing else saw.",

@@ -36,11 +36,14 @@ from qbench.report.figures_ranges import (
     ranges_data,
 )
 from qbench.report.figures_sweep import draw_heat_map, draw_ranking, heat_map_data, ranking_data
+from qbench.report.figures_trust import draw_views, views_data
 from qbench.report.run_records import RunRecords
+from qbench.report.trust_tables import floor_value
 
 __all__ = [
     # what a layer does
     "heat_map_data", "draw_heat_map", "ranking_data", "draw_ranking",
+    "views_data", "draw_views",
     "ranges_data", "draw_ranges", "outlier_data", "draw_outliers", "headroom_data",
     "draw_headroom",
     # what an engine does
@@ -70,8 +73,11 @@ def figures_of(run: RunRecords) -> dict[str, Figure]:
     bench, plan = run.bench, run.plan
     drawn: dict[str, Callable[[], Any]] = {}
     if run.sweep:
-        drawn["heat_map"] = lambda: draw_heat_map(run.sweep)
-        drawn["ranking"] = lambda: draw_ranking(run.sweep)
+        floor = floor_value(run.noise)
+        drawn["heat_map"] = lambda: draw_heat_map(run.sweep, floor=floor)
+        drawn["ranking"] = lambda: draw_ranking(run.sweep, noise_floor=floor)
+    if (restored := run.restored) is not None:
+        drawn["views"] = lambda: draw_views(restored)
     if run.ranges:
         drawn["ranges"] = lambda: draw_ranges(run.ranges, kinds)
         drawn["outliers"] = lambda: draw_outliers(run.ranges, kinds)

@@ -24,7 +24,7 @@ from qbench.report.figure_style import (
     titled,
 )
 from qbench.report.tables import measured_formats, sweep_table
-from qbench.report.wording import STATUS_SIGN, split_block
+from qbench.report.wording import STATUS_SIGN, number, split_block
 
 #: Layers of one panel of the heat map, at most.
 PANEL_ROWS = 40
@@ -53,6 +53,10 @@ def heat_map_data(records: Sequence[SweepRecord]) -> pd.DataFrame:
     frame["divergence_text"] = interval_texts(frame, "divergence")
     frame["drop_text"] = interval_texts(frame, "drop")
     frame["resolved_text"] = frame["resolvable"].map(_resolved_words)
+    frame["p_text"] = [
+        "–" if np.isnan(p) else f"{number(p, 2)}; {number(h, 2)}; {number(b, 2)}"
+        for p, h, b in zip(frame["p"], frame["p_holm"], frame["p_bh"], strict=True)
+    ]
     return frame
 
 
@@ -85,8 +89,16 @@ def _panels_of(layers: Sequence[str]) -> tuple[list[str], list[str]]:
     return names, labels
 
 
-def draw_heat_map(records: Sequence[SweepRecord], columns: int = 3) -> Any:
-    """Draw the divergence of each layer in each format; the tooltip has drops and intervals."""
+def draw_heat_map(
+    records: Sequence[SweepRecord], columns: int = 3, floor: float | None = None
+) -> Any:
+    """Draw the divergence of each layer in each format; the tooltip has drops and intervals.
+
+    Args:
+        records: Cells of the sweep.
+        columns: Panels beside each other.
+        floor: Noise floor of the divergence, told below the title.
+    """
     title = "How far each layer moves the answers, by format"
     data = heat_map_data(records)
     if data["divergence"].isna().all():
@@ -103,8 +115,15 @@ def draw_heat_map(records: Sequence[SweepRecord], columns: int = 3) -> Any:
         "the answers more. Layers in topological order.",
         f"~ the interval of the {_metric(ok)} drop holds 0: not resolvable, noise. × invalid, "
         "! failed, · not offered yet; blank where the format means nothing.",
+        _floor_note(floor),
     )
     return finished(panels(charts, columns), titled(title, *notes))
+
+
+def _floor_note(floor: float | None) -> str:
+    if floor is None:
+        return ""
+    return f"Noise floor, the reference in other batches: {number(floor)}."
 
 
 def _log_domain(values: pd.Series[Any]) -> list[float]:
@@ -159,7 +178,7 @@ def _heat_colour(domain: list[float]) -> alt.Color:
 
 _HEAT_COLUMNS = [
     "layer", "kind", "format", "label", "status", "shown", "sign", "divergence_text", "drop_text",
-    "metric", "resolved_text", "n", "flip_rate", "sqnr_db", "reason",
+    "metric", "resolved_text", "p_text", "n", "flip_rate", "sqnr_db", "reason",
 ]  # fmt: skip
 _HEAT_TOOLTIP = [
     *tips("layer:N", "kind:N", "format:N", "status:N"),
@@ -167,6 +186,7 @@ _HEAT_TOOLTIP = [
     *tips("metric:N"),
     alt.Tooltip("drop_text:N", title="drop [95 %], > 0 is worse"),
     alt.Tooltip("resolved_text:N", title="drop is"),
+    alt.Tooltip("p_text:N", title="p: raw; Holm; Benjamini–Hochberg"),
     *tips("n:Q"),
     alt.Tooltip("flip_rate:Q", title="answers changed", format=".1%"),
     alt.Tooltip("sqnr_db:Q", title="SQNR at output, dB", format=".1f"),
@@ -184,8 +204,16 @@ def ranking_data(records: Sequence[SweepRecord], top: int = 15) -> pd.DataFrame:
     ).reset_index(drop=True)
 
 
-def draw_ranking(records: Sequence[SweepRecord], top: int = 15) -> Any:
-    """Draw the most sensitive layers of each format with the intervals of their divergence."""
+def draw_ranking(
+    records: Sequence[SweepRecord], top: int = 15, noise_floor: float | None = None
+) -> Any:
+    """Draw the most sensitive layers of each format with the intervals of their divergence.
+
+    Args:
+        records: Cells of the sweep.
+        top: Layers of each format.
+        noise_floor: Noise floor of the divergence; a line where it is not far left of the axis.
+    """
     title = "The most sensitive layers, by format"
     data = ranking_data(records, top)
     if data.empty:
@@ -195,16 +223,34 @@ def draw_ranking(records: Sequence[SweepRecord], top: int = 15) -> Any:
         data[name] = data[name].clip(lower=floor if np.isfinite(floor) else 1e-12)
     data["rank_text"] = interval_texts(data, "rank")
     kinds = scale_for(data["kind"], KIND_COLOURS)
-    charts = [_rank_panel(str(n), g, kinds) for n, g in data.groupby("format", sort=False)]
+    charts = [
+        _rank_panel(str(n), g, kinds, noise_floor) for n, g in data.groupby("format", sort=False)
+    ]
     notes = (
         f"Mean divergence a sample with its 95 % interval, n = {_count_text(data['n'])}; the "
         f"{top} most divergent layers of each format.",
         "Layers whose intervals overlap are not told apart.",
+        _floor_note(noise_floor) + _line_note(data, noise_floor),
     )
     return finished(panels(charts, 2), titled(title, *notes))
 
 
-def _rank_panel(name: str, group: pd.DataFrame, kinds: alt.Scale) -> Any:
+def _near(group: pd.DataFrame, floor: float | None) -> bool:
+    """Whether a floor can be drawn without pressing the layers into a corner of the axis."""
+    least = float(group["divergence"].min())
+    return floor is not None and floor > least / 30
+
+
+def _line_note(data: pd.DataFrame, floor: float | None) -> str:
+    if floor is None:
+        return ""
+    drawn = any(_near(group, floor) for _, group in data.groupby("format"))
+    return " It is the dashed line." if drawn else " It lies far left of the axis."
+
+
+def _rank_panel(
+    name: str, group: pd.DataFrame, kinds: alt.Scale, floor: float | None = None
+) -> Any:
     columns = ["layer", "kind", "divergence", "divergence_low", "divergence_high", "rank_text",
                "n"]  # fmt: skip
     base = alt.Chart(group[columns], width=270, height=rows_high(len(group))).encode(
@@ -221,4 +267,8 @@ def _rank_panel(name: str, group: pd.DataFrame, kinds: alt.Scale) -> Any:
     )
     rules = base.mark_rule(strokeWidth=2).encode(x=axis, x2=alt.X2("divergence_high"))
     points = base.mark_point(filled=True, size=55, opacity=1).encode(x=alt.X("divergence:Q"))
-    return alt.layer(rules, points, title=panel_title(name))
+    layers = [rules, points]
+    if _near(group, floor):
+        line = alt.Chart(pd.DataFrame({"divergence_low": [floor]})).mark_rule(strokeDash=[4, 4])
+        layers.insert(0, line.encode(x=axis))
+    return alt.layer(*layers, title=panel_title(name))

@@ -13,6 +13,7 @@ from qbench.errors import InputError
 from qbench.report import markup
 from qbench.report.comparison import compare_engines, dominance_words, front_table
 from qbench.report.figures import figures_of, spec_of, vegalite_version
+from qbench.report.multiplicity import multiplicity_words
 from qbench.report.presentation import (
     agreement_words,
     shown_bench,
@@ -29,7 +30,18 @@ from qbench.report.presentation import (
 from qbench.report.ranks import half_agreement
 from qbench.report.run_records import RunRecords
 from qbench.report.run_view import Run
-from qbench.report.tables import ranges_table
+from qbench.report.tables import primary_metric, ranges_table
+from qbench.report.trust_tables import (
+    audit_words,
+    call_words,
+    floor_words,
+    restored_words,
+    shown_audit,
+    shown_calls,
+    shown_noise,
+    shown_restored,
+    shown_spread,
+)
 from qbench.report.uncovered import shown_unlayered, uncovered_words
 from qbench.report.verdicts import VERDICT_TONE, key_figures, verdict_of, verdict_words
 from qbench.storage import atomic_write
@@ -149,6 +161,7 @@ def _sections(run: RunRecords, figures: Mapping[str, Any]) -> list[str]:
         _engines_section(run),
         _plan_section(run, drawn),
         _sensitive_section(run, drawn),
+        _trust_section(run, drawn),
         _ranges_section(run, drawn),
         _front_section(run, drawn),
         _latency_section(run, drawn),
@@ -211,11 +224,34 @@ def _sensitive_section(run: RunRecords, drawn: Mapping[str, str]) -> str:
         "Sensitive layers",
         markup.paragraph(note),
         markup.table(shown_sensitive(run.sweep)),
+        markup.paragraph(multiplicity_words(run.sweep, primary_metric(run.sweep))),
         markup.paragraph(agreement_words(half_agreement(run.sweep))),
+        markup.bullets(call_words(run.noise)),
         drawn.get("heat_map", ""),
         drawn.get("ranking", ""),
         markup.folded("Every cell of the sweep", markup.table(shown_sweep(run.sweep))),
     )
+
+
+def _trust_section(run: RunRecords, drawn: Mapping[str, str]) -> str:
+    noise, view, audit = run.noise, run.restored, run.audit
+    parts: list[str] = []
+    if noise is not None:
+        parts += [
+            markup.paragraph(floor_words(noise)),
+            markup.table(shown_noise(noise)),
+            markup.table(shown_spread(noise)),
+            markup.folded("What each half of the samples calls", markup.table(shown_calls(noise))),
+        ]
+    if view is not None:
+        parts += [
+            markup.paragraph(restored_words(view)),
+            drawn.get("views", ""),
+            markup.folded("Every layer in both views", markup.table(shown_restored(view))),
+        ]
+    if audit is not None:
+        parts += [markup.table(shown_audit(audit)), markup.bullets(audit_words(audit))]
+    return markup.section("trust", "How far to trust this", *parts)
 
 
 def _ranges_section(run: RunRecords, drawn: Mapping[str, str]) -> str:

@@ -12,7 +12,10 @@ from qbench.records import (
     EngineReport,
     Judgement,
     Layers,
+    Noise,
     Plan,
+    ProxyAudit,
+    RestoredView,
     SweepRecord,
     TensorRange,
 )
@@ -37,6 +40,9 @@ class RunRecords:
         engines: What was built.
         judgements: Judgements on the verification split.
         bench: The benchmark, or ``None``.
+        noise: The noise floors, or ``None``.
+        restored: The view with all layers low and one restored, or ``None``.
+        audit: The audit of proxies, or ``None``.
         missing: Why a part is absent, by the part's name.
     """
 
@@ -51,6 +57,9 @@ class RunRecords:
     engines: tuple[EngineReport, ...] = ()
     judgements: tuple[Judgement, ...] = ()
     bench: BenchRun | None = None
+    noise: Noise | None = None
+    restored: RestoredView | None = None
+    audit: ProxyAudit | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -77,6 +86,9 @@ def load_records(rundir: RunDir) -> RunRecords:
     layers = read("layers", rundir.read_layers, Layers((), ()))
     no_plan: Plan | None = None
     no_bench: BenchRun | None = None
+    no_noise: Noise | None = None
+    no_view: RestoredView | None = None
+    no_audit: ProxyAudit | None = None
     return RunRecords(
         name=rundir.path.resolve().name,
         facts=read("run", rundir.read_run, {}),
@@ -89,6 +101,9 @@ def load_records(rundir: RunDir) -> RunRecords:
         engines=read("engines", rundir.read_engines, ()),
         judgements=read("verification", lambda: rundir.read_judgements("verification"), ()),
         bench=read("bench", rundir.read_bench, no_bench),
+        noise=read("noise", rundir.read_noise, no_noise),
+        restored=read("restored", rundir.known_restored, no_view),
+        audit=read("audit", rundir.known_audit, no_audit),
         missing=missing,
     )
 

@@ -84,7 +84,29 @@ class Run:
         from qbench.report.run_records import in_layer_order
         from qbench.report.tables import sweep_table
 
-        return sweep_table(in_layer_order(self._rundir.read_sweep(), self.records.layers))
+        cells = in_layer_order(self._rundir.read_sweep(), self.records.layers)
+        return sweep_table(cells, restored=self.records.restored)
+
+    @cached_property
+    def noise(self) -> pd.DataFrame:
+        """One row a graph and batch composition: what changes where nothing was changed."""
+        from qbench.report.trust_tables import noise_table
+
+        return noise_table(self._rundir.read_noise())
+
+    @cached_property
+    def restored(self) -> pd.DataFrame:
+        """One row a layer: alone low, restored while all others are low, and the interaction."""
+        from qbench.report.trust_tables import restored_table
+
+        return restored_table(self._rundir.read_restored())
+
+    @cached_property
+    def audit(self) -> pd.DataFrame:
+        """One row a proxy and format: how well it orders the cells of the sweep."""
+        from qbench.report.trust_tables import audit_table
+
+        return audit_table(self._rundir.read_audit())
 
     @cached_property
     def plan(self) -> PlanView:

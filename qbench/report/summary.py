@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from qbench.report.comparison import compare_engines, dominance_words
+from qbench.report.multiplicity import multiplicity_words
 from qbench.report.presentation import (
     Shown,
     agreement_words,
@@ -14,6 +15,8 @@ from qbench.report.presentation import (
 )
 from qbench.report.ranks import half_agreement
 from qbench.report.run_records import RunRecords
+from qbench.report.tables import primary_metric, ranking_format
+from qbench.report.trust_tables import call_words, floor_words
 from qbench.report.verdicts import VERDICT_TONE, verdict_of, verdict_words
 
 if TYPE_CHECKING:
@@ -65,8 +68,13 @@ def _layer_parts(run: RunRecords, top: int) -> list[RenderableType]:
     parts: list[RenderableType] = []
     if run.sweep:
         parts.append(rich_table(shown_sensitive(run.sweep, top=top, others=False)))
-        if words := agreement_words(half_agreement(run.sweep)):
-            parts.append(Text(words))
+        words = [
+            multiplicity_words(run.sweep, primary_metric(run.sweep)),
+            agreement_words(half_agreement(run.sweep)),
+            floor_words(run.noise),
+            *call_words(run.noise, [ranking_format(run.sweep) or ""]),
+        ]
+        parts += [Text(text) for text in words if text]
     if run.plan is not None:
         parts.append(rich_table(shown_plan_counts(run.plan)))
     return parts

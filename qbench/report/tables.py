@@ -15,12 +15,14 @@ from qbench.records import (
     Kind,
     Layers,
     Plan,
+    RestoredView,
     Status,
     SweepRecord,
     TensorRange,
     Unlayered,
     to_dict,
 )
+from qbench.report.multiplicity import cell_p_values
 from qbench.report.ranks import rank_intervals, ranks_by_divergence
 from qbench.report.samples import cells_by_format, divergence_samples
 from qbench.report.wording import split_block
@@ -33,7 +35,8 @@ LAYER_COLUMNS = (
 SWEEP_COLUMNS = (
     "layer", "kind", "format", "status", "rank", "rank_low", "rank_high",
     "divergence", "divergence_low", "divergence_high", "metric", "drop", "drop_low", "drop_high",
-    "resolvable", "n", "flip_rate", "sqnr_db", "cosine", "latency_delta_ms",
+    "resolvable", "p", "p_holm", "p_bh", "interaction", "interaction_low", "interaction_high", "n",
+    "flip_rate", "sqnr_db", "cosine", "latency_delta_ms",
     "latency_delta_low_ms", "latency_delta_high_ms", "weight_bytes", "backend", "executed_on",
     "emulated", "reason", "remedy", "wall_s",
 )  # fmt: skip
@@ -115,15 +118,26 @@ def _range_row(item: TensorRange, kinds: Mapping[str, str]) -> dict[str, Any]:
     return row
 
 
-def sweep_table(records: Sequence[SweepRecord], metric: str | None = None) -> pd.DataFrame:
+def sweep_table(
+    records: Sequence[SweepRecord],
+    metric: str | None = None,
+    restored: RestoredView | None = None,
+) -> pd.DataFrame:
     """Return one row a cell, with ranks by divergence within each format.
 
     Args:
         records: Cells of the sweep.
         metric: Metric whose drop is shown; the first of the records where ``None``.
+        restored: The view with all layers low and one restored, for the column ``interaction``.
+
+    Returns:
+        ``p`` is the raw p-value of the drop; ``p_holm`` and ``p_bh`` are adjusted over all cells.
     """
     shown = metric or primary_metric(records)
     frame = _frame((_cell_row(record, shown) for record in records), SWEEP_COLUMNS)
+    for name, values in cell_p_values(records, shown).items():
+        frame[name] = values
+    _write_interactions(frame, records, restored)
     for ranked in cells_by_format(records).values():
         _write_ranks(frame, records, ranked)
     return frame
@@ -152,6 +166,15 @@ def estimate_columns(name: str, value: Estimate | None, unit: str = "") -> dict[
     keys = (f"{name}{unit}", f"{name}_low{unit}", f"{name}_high{unit}")
     numbers = (None,) * 3 if value is None else (value.value, value.low, value.high)
     return dict(zip(keys, numbers, strict=True))
+
+
+def _write_interactions(
+    frame: pd.DataFrame, records: Sequence[SweepRecord], view: RestoredView | None
+) -> None:
+    known = {(r.layer, r.format): r.interaction for r in view.records} if view else {}
+    rows = [estimate_columns("interaction", known.get((r.layer, r.format))) for r in records]
+    for name in estimate_columns("interaction", None):
+        frame[name] = np.array([row[name] for row in rows], dtype=np.float64)
 
 
 def _write_ranks(

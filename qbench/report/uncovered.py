@@ -13,6 +13,9 @@ _PARTS = {
     "layers": "Layers",
     "ranges": "Ranges",
     "sweep": "The sweep",
+    "noise": "The noise floor",
+    "restored": "The view with all layers low and one restored",
+    "audit": "The audit of proxies",
     "plan": "The plan",
     "front": "The measured front",
     "engines": "Engines",
@@ -24,6 +27,7 @@ _PARTS = {
 def uncovered_words(run: RunRecords) -> list[str]:
     """Return one sentence for each thing that the run did not measure."""
     words = [f"{_PARTS[part]}: {reason}" for part, reason in run.missing.items()]
+    words += [f"Noise: {remark}." for remark in (run.noise.remarks if run.noise else ())]
     return [*words, *_cell_words(run), *_engine_words(run), *_place_words(run)]
 
 

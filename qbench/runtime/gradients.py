@@ -23,7 +23,7 @@ def load_module(card: Mapping[str, Any], trust_remote_code: bool = False) -> Any
         ModelError: If the source is no Hugging Face folder, has gone, or cannot be loaded.
     """
     if card.get("kind") != "hf":
-        raise ModelError("the source is an ONNX file: there is no torch module to derive")
+        raise ModelError("the source is an ONNX file: it has no torch module and no backward pass")
     folder = Path(str(card.get("tokenizer", "")))
     if not (folder / "config.json").is_file():
         raise ModelError(f"the model's folder {str(folder)!r} has gone: no module can be loaded")

@@ -37,6 +37,7 @@ from qbench.records import (
     Verdict,
 )
 from qbench.rundir import RunDir
+from qbench.testing.trust import made_audit, made_noise, made_restored
 
 if TYPE_CHECKING:
     from qbench.report.run_records import RunRecords
@@ -139,6 +140,7 @@ def _cell(layer: Layer, name: str, n: int, rng: np.random.Generator) -> SweepRec
         weight_bytes=layer.weight_bytes * format_named(name).weight_bits // 32,
         wall_s=0.4,
         samples={"divergence": tuple(samples.tolist()), "mrr": tuple(drops.tolist())},
+        p_values={"mrr": float(rng.uniform(0.001, 1))},
     )
 
 
@@ -297,6 +299,7 @@ def made_records(blocks: int = 1, n: int = 24) -> RunRecords:
         sweep=sweep, plan=plan, front=tuple(made_front(plan)),
         deciding=made_judgements("sweep", n), engines=made_engines(),
         judgements=made_judgements("verification", n + 20), bench=made_bench(),
+        noise=made_noise(sweep), restored=made_restored(sweep), audit=made_audit(sweep),
     )  # fmt: skip
 
 
@@ -313,6 +316,9 @@ def made_run(root: Path, blocks: int = 2, n: int = 60) -> RunDir:
     rundir.start_journal({"model": "0" * 64})
     for record in sweep:
         rundir.append_sweep(record)
+    rundir.write_noise(made_noise(sweep))
+    rundir.write_restored(made_restored(sweep))
+    rundir.write_audit(made_audit(sweep))
     plan = made_plan(layers, sweep)
     rundir.write_front(made_front(plan))
     rundir.write_judgements("sweep", made_judgements("sweep", n))

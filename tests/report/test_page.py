@@ -19,8 +19,8 @@ from qbench.report.verdicts import key_figures, verdict_of, verdict_words
 from qbench.testing.browser import open_page
 from qbench.testing.runs import ODD_NAME
 
-_SECTIONS = ["verdict", "engines", "plan", "sensitivity", "ranges", "front", "latency",
-             "uncovered", "provenance"]  # fmt: skip
+_SECTIONS = ["verdict", "engines", "plan", "sensitivity", "trust", "ranges", "front",
+             "latency", "uncovered", "provenance"]  # fmt: skip
 
 
 class Outline(HTMLParser):

@@ -63,7 +63,7 @@ def test_parts_that_are_absent_name_their_command(tmp_path: Path) -> None:
         with pytest.raises(RunDirError, match=f"qbench {command}"):
             getattr(run, part)
     assert set(run.records.missing) == {
-        "layers", "ranges", "sweep", "plan", "front", "engines", "verification", "bench",
+        "layers", "ranges", "sweep", "noise", "plan", "front", "engines", "verification", "bench",
     }  # fmt: skip
     assert "Nothing was verified yet" in run._repr_html_()
     assert run.write_report() == rundir.report_path
