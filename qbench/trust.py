@@ -49,10 +49,10 @@ CALIBRATION_DRAWS, CALIBRATION_CELLS = 4, 5
 #: Seconds after which no further cell of the spread, or restored layer, is begun.
 BUDGET_S = 120.0
 _DYNAMIC = "int8_dynamic"
-__all__ = ["integer_format", "measure_noise", "measure_restored", "tested"]
+__all__ = ["add_p_values", "integer_format", "measure_noise", "measure_restored"]
 
 
-def tested(record: SweepRecord, bench: Bench, cells: int) -> SweepRecord:
+def add_p_values(record: SweepRecord, bench: Bench, cells: int) -> SweepRecord:
     """Return a record with its raw p-values, fit to be adjusted over so many cells."""
     return with_p_values(
         record,
@@ -185,7 +185,7 @@ def _clips_on(work: Workbench, layers: Sequence[Layer], rows: np.ndarray) -> dic
     )
     found = observe_ranges(
         work.model.ir,
-        Layers(tuple(dict.fromkeys(layers)), ()),
+        Layers(tuple({layer.name: layer for layer in layers}.values()), ()),
         batches,
         lambda graph: open_session(graph, work.settings),
     )
