@@ -121,7 +121,7 @@ class SweepRecord:
             they are shown.
         effort: How much of the samples it took: ``full``, or after how many it stopped and why.
             A cell that stopped has an estimate of the divergence from a part of the samples, on
-            the scale of all, its raw numbers as ``sub_pool_divergence``, and no drop.
+            the scale of all, its raw numbers as ``sub_pool_1`` …, and no drop.
     """
 
     layer: str

@@ -39,6 +39,10 @@ Cell = tuple[str, str]
 _RESAMPLES = 999
 #: Prices at which choices are compared.
 _PRICES = 65
+#: What a cell may still lose when it stops, as a share of all that could be saved.
+TOLERANCE = 0.03
+#: Levels of the planner's front, where nobody says.
+LEVELS = 8
 
 
 class Fate(StrEnum):
@@ -78,8 +82,8 @@ class Rules:
     scales: tuple[float, ...]
     level: float = 0.95
     spread: float = 0.3
-    tolerance: float = 0.03
-    levels: int = 8
+    tolerance: float = TOLERANCE
+    levels: int = LEVELS
 
     @property
     def look_level(self) -> float:
@@ -291,7 +295,7 @@ def weigh(layers: Sequence[str], savings: Floats, ends: Floats, levels: int) -> 
     loss = np.where(value > rival, rival - high, low - rival)
     return Stakes(
         burden=ends[:, 2] * prices.max(),
-        taken=(low > rival).any(axis=1),
+        taken=np.asarray((low > rival).any(axis=1)),
         regret=np.maximum(loss.max(axis=1), 0.0),
     )
 
