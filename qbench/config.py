@@ -101,6 +101,23 @@ class CalibrateConfig(_Section):
     batch_size: Count = 16
 
 
+def parse_bytes(text: str) -> int:
+    """Return a size such as ``"4G"``, ``"512 MB"`` or ``"2e9"`` in bytes (1 K = 1000).
+
+    Raises:
+        ConfigError: If it is no size, or not above zero.
+    """
+    said = text.strip().upper().removesuffix("B").strip()
+    factor = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}.get(said[-1:], 1)
+    try:
+        size = float(said[:-1] if factor > 1 else said) * factor
+    except ValueError:
+        size = 0.0
+    if not 0 < size < float("inf"):
+        raise ConfigError(f"got {text!r}; allowed: a size above zero such as 4G or 512M")
+    return int(size)
+
+
 class SweepConfig(_Section):
     """Which cells are measured. ``max_tokens`` bounds the tokens of one batch."""
 
@@ -108,6 +125,19 @@ class SweepConfig(_Section):
     include: Names = ()
     exclude: Names = ()
     max_tokens: Count = 512
+    max_memory: str | None = None
+
+    @field_validator("max_memory")
+    @classmethod
+    def _readable_size(cls, given: str | None) -> str | None:
+        if given is not None:
+            parse_bytes(given)
+        return given
+
+    @property
+    def memory_limit(self) -> int | None:
+        """``max_memory`` in bytes."""
+        return None if self.max_memory is None else parse_bytes(self.max_memory)
 
     @field_validator("formats")
     @classmethod

@@ -33,11 +33,10 @@ from qbench.records import (
 )
 from qbench.runtime.loading import load_model
 from qbench.runtime.ort import open_session
-from qbench.sensitivity.replay import Replay
-from qbench.sensitivity.sweep import Sweep
 from qbench.serving.bench import BenchSettings, Workload
 from qbench.serving.bench import bench as serve_and_measure
-from qbench.tasks import Batch, batches_sha256, check_expectation
+from qbench.sweeping import ready_sweep
+from qbench.tasks import Batch
 from qbench.tasks.padding import can_pad
 from qbench.workbench import Workbench
 
@@ -118,46 +117,21 @@ def sweep(work: Workbench, listener: Listener | None = None) -> Iterator[SweepRe
     """Yield the record of every cell; cells that the journal holds come from it.
 
     Raises:
-        DataError: If the reference misses the value that was declared for it.
-        RunDirError: If the journal was made from something else; the difference is named.
+        InputError: As ``sweeping.ready_sweep``.
     """
     listener = listener or Silence()
-    ranges, task, batches = work.run.read_ranges(), work.task("sweep"), work.batches("sweep")
-    work.run.start_journal(work.journal_key(batches_sha256(batches)))
-    known = {(r.layer, r.format): r for r in work.run.read_sweep()}
-    formats = work.config.sweep.formats
-    cells = [(layer.name, name) for layer in work.chosen for name in formats]
-    listener.stage("sweep: running the reference")
-    settings = work.settings
-    replay = Replay(work.model.ir, work.layers, batches, settings, work.model.output)
-    runner = Sweep(
-        replay, task, work.backend, judging.clips_of(work, ranges), ranges, work.config.run.seed
-    )
-    _check_reference(work, runner)
-    listener.stage("sweep: cells", len(cells))
-    try:
-        for cell in cells:
-            if cell in known:
+    layers = work.layers.by_name()
+    with ready_sweep(work, listener) as ready:
+        listener.stage("sweep: cells", len(ready.cells))
+        for cell in ready.cells:
+            record = ready.known.get(cell)
+            if record is None:
+                record = ready.runner.measure(layers[cell[0]], cell[1])
+                work.run.append_sweep(record)
+                listener.step(f"{cell[0]} {cell[1]}")
+            else:
                 listener.step("from the journal")
-                yield known[cell]
-                continue
-            record = runner.measure(work.layers.by_name()[cell[0]], cell[1])
-            work.run.append_sweep(record)
-            listener.step(f"{cell[0]} {cell[1]}")
             yield record
-    finally:
-        runner.close()
-
-
-def _check_reference(work: Workbench, runner: Sweep) -> None:
-    scores = runner.reference.scores
-    values = {m.name: scores.value(m) for m in work.task("sweep").metrics}
-    work.run.write_run({"reference": {"split": "sweep", "values": values}})
-    expect = work.config.task.expect
-    if expect is not None:
-        check_expectation(
-            expect.metric, values.get(expect.metric, float("nan")), expect.value, expect.tolerance
-        )
 
 
 def make_plan(work: Workbench, listener: Listener | None = None) -> Plan:

@@ -31,6 +31,7 @@ _KEYS = {
     "metric": "task.metric",
     "calibrator": "calibrate.calibrator",
     "percentile": "calibrate.percentile",
+    "max_memory": "sweep.max_memory",
     "backend": "plan.backend",
     "max_drop": "plan.max_drop",
     "objective": "plan.objective",
@@ -126,6 +127,9 @@ def sweep_options(function: F) -> F:
                 help="Format to try; repeat it.",
             ),
             *layer_globs(),
+            click.option(
+                "--max-memory", metavar="SIZE", help="Refuse a sweep that would take more: 4G."
+            ),
         ]
     )(function)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,17 +13,15 @@ from qbench.errors import MeasurementError
 from qbench.graph.intermediates import implicit_of, nodes_by_name, tensors_of
 from qbench.lowering import Refusal, lowering_for, unusable_clips
 from qbench.records import Estimate, Layer, Status, SweepRecord, TensorRange
-from qbench.runtime.ort import Session
 from qbench.sensitivity.diagnosis import find_non_finite
-from qbench.sensitivity.replay import ChangedSegments, Replay
-from qbench.statistics import mean_interval, median_interval, paired_drop
+from qbench.sensitivity.replay import Replay
+from qbench.sensitivity.timing import paired_latency, spread_batches
+from qbench.statistics import mean_interval, paired_drop
 from qbench.tasks.base import Array, Scores, Task
 from qbench.tasks.outputs import collapsed
 
-#: Batches on which the local error of a cell is taken, and its paired latency.
-_LOCAL_BATCHES, _TIMED_BATCHES = 6, 8
-#: Interleaved repeats of each side of a latency pair.
-_REPEATS = 3
+#: Batches on which the local error of a cell is taken.
+_LOCAL_BATCHES = 6
 #: SQNR of an output that did not change.
 _MOST_DB = 300.0
 
@@ -69,15 +67,7 @@ class Bench:
 def measure_cell(bench: Bench, layer: Layer, format_name: str) -> SweepRecord:
     """Measure one (layer, format) on the sweep split and return its record."""
     started = time.perf_counter()
-    base = SweepRecord(
-        layer.name,
-        layer.kind,
-        format_name,
-        Status.OK,
-        backend=bench.backend.name,
-        executed_on=bench.backend.name,
-        emulated=format_name in bench.backend.emulated,
-    )
+    base = base_record(bench, layer, format_name)
     refusal = refuse(bench, layer, format_name)
     if refusal is not None:
         return replace(base, status=refusal.status, reason=refusal.reason, remedy=refusal.remedy)
@@ -91,6 +81,19 @@ def measure_cell(bench: Bench, layer: Layer, format_name: str) -> SweepRecord:
             remedy="exclude the layer or the format; the other cells go on",
         )
     return replace(record, wall_s=time.perf_counter() - started)
+
+
+def base_record(bench: Bench, layer: Layer, format_name: str) -> SweepRecord:
+    """Return the record of a cell of which nothing was measured yet."""
+    return SweepRecord(
+        layer.name,
+        layer.kind,
+        format_name,
+        Status.OK,
+        backend=bench.backend.name,
+        executed_on=bench.backend.name,
+        emulated=format_name in bench.backend.emulated,
+    )
 
 
 def refuse(bench: Bench, layer: Layer, format_name: str) -> Refusal | None:
@@ -147,7 +150,7 @@ def _measure(bench: Bench, layer: Layer, base: SweepRecord) -> SweepRecord:
         if bad:
             remedy = "keep the layer in high precision"
             return replace(base, status=Status.INVALID, reason=bad, remedy=remedy)
-        latency = _paired_latency(bench.replay, changed)
+        latency = paired_latency(bench.replay, changed)
         sqnr_db, cosine = _local_error(bench, layer, base.format)
     finally:
         changed.close()
@@ -188,38 +191,6 @@ def judge_cell(bench: Bench, record: SweepRecord, outputs: Array) -> SweepRecord
 
 def _floats(values: Array) -> tuple[float, ...]:
     return tuple(float(v) for v in np.asarray(values, dtype=np.float64).ravel())
-
-
-def _paired_latency(replay: Replay, changed: ChangedSegments) -> Estimate:
-    """Return the change of the changed segments' time a batch, from interleaved pairs, in ms.
-
-    Of each side the fastest of a few repeats counts: on a busy machine noise only ever adds. The
-    sides take turns in going first.
-    """
-    deltas: list[float] = []
-    for batch in spread_batches(replay.batches, _TIMED_BATCHES):
-        delta = 0.0
-        for index, session in changed.sessions.items():
-            best = {True: np.inf, False: np.inf}
-            for repeat in range(_REPEATS):
-                for is_changed in (True, False) if repeat % 2 else (False, True):
-                    seconds = _timed(replay, index, batch, session if is_changed else None)
-                    best[is_changed] = min(best[is_changed], seconds)
-            delta += best[True] - best[False]
-        deltas.append(delta * 1e3)
-    return median_interval(deltas)
-
-
-def _timed(replay: Replay, index: int, batch: int, session: Session | None) -> float:
-    started = time.perf_counter()
-    replay.run_segment(index, batch, session)
-    return time.perf_counter() - started
-
-
-def spread_batches(batches: Sequence[object], most: int) -> list[int]:
-    """Return at most so many batches, evenly spread over the lengths."""
-    count = min(most, len(batches))
-    return sorted({int(i) for i in np.linspace(0, len(batches) - 1, count)})
 
 
 def _local_error(bench: Bench, layer: Layer, format_name: str) -> tuple[float | None, float | None]:

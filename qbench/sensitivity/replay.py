@@ -6,6 +6,7 @@ cell starts from those at the cut before its layer.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -20,6 +21,7 @@ from qbench.graph.segments import (
     live_sets,
     make_segments,
     node_costs,
+    read_names,
     segment_model,
 )
 from qbench.graph.shapes import infer_shapes
@@ -97,6 +99,7 @@ class Replay:
         self._sessions = [open_session(segment_model(model, s), settings) for s in self.segments]
         self._kept: list[dict[str, Array]] = []
         self._reference: list[Array] = []
+        self._segment_seconds: list[Array] = []
         self._taps_of: tuple[str, tuple[int, ...]] = ("", ())
         self._taps: dict[int, list[dict[str, Array]]] = {}
 
@@ -107,16 +110,43 @@ class Replay:
 
     def run_reference(self) -> Array:
         """Run the reference over all batches, keep what crosses the cuts, return its outputs."""
-        self._kept, self._reference = [], []
+        self._kept, self._reference, timed = [], [], []
         crossing = {name for s in self.segments for name in s.inputs} | {self._output}
         for batch in self.batches:
             values: dict[str, Array] = dict(batch.feeds)
+            ticks = [time.perf_counter()]
             for session in self._sessions:
                 values.update(session.run(values))
+                ticks.append(time.perf_counter())
+            timed.append(np.diff(ticks))
             self._reference.append(values[self._output])
             own = {n: v for n, v in values.items() if n in crossing and n not in batch.feeds}
             self._kept.append(own)
+        self._segment_seconds.append(np.sum(timed, axis=0))
         return gather_outputs(self.batches, self._reference)
+
+    def reference_output(self, batch: int) -> Array:
+        """Return the scored output of the chained reference for one batch."""
+        return self._reference[batch]
+
+    def suffix_seconds(self) -> Array:
+        """Return the seconds from each segment to the end, each time that the reference ran.
+
+        Returns:
+            Shape [runs, segments].
+        """
+        return np.cumsum(np.array(self._segment_seconds)[:, ::-1], axis=1)[:, ::-1]
+
+    def largest_segment_bytes(self) -> int:
+        """Return the bytes of weights in the heaviest segment: a changed one is loaded beside."""
+        sizes = [0]
+        initializers = self.model.graph.initializers
+        reads = {str(node.name): read_names(node) for node in self.model.graph}
+        for segment in self.segments:
+            names = {name for node in segment.nodes for name in reads[node]}
+            weights = [initializers[name].const_value for name in names if name in initializers]
+            sizes.append(sum(weight.nbytes for weight in weights if weight is not None))
+        return max(sizes)
 
     def change(self, layer: Layer, lower: Lower, taps: bool = False) -> ChangedSegments:
         """Lower a layer in each segment that holds it and open the changed sessions.
@@ -146,6 +176,10 @@ class Replay:
         """Return the outputs of all items with the changed segments in place."""
         outputs = [self._replay(changed, index) for index in range(len(self.batches))]
         return gather_outputs(self.batches, outputs)
+
+    def run_one(self, changed: ChangedSegments, batch: int) -> Array:
+        """Return the output of one batch with the changed segments in place."""
+        return self._replay(changed, batch)
 
     def _replay(self, changed: ChangedSegments, index: int) -> Array:
         kept, values = self._kept[index], self.start_values(index)

@@ -1,0 +1,172 @@
+"""Preflight: before the first cell, each one is lowered, loaded and run once on one batch.
+
+What fails fails here, in seconds, as a record with its reason; the rest is forecast: how long the
+sweep will take, and how much memory and disk.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from qbench.errors import InputError, MeasurementError
+from qbench.lowering import lowering_for
+from qbench.records import Estimate, Layer, Status, SweepRecord
+from qbench.sensitivity.cells import Bench, base_record, refuse
+from qbench.sensitivity.replay import Replay
+
+#: Largest difference, relative to the largest output, between chained and whole reference.
+CHAIN_TOLERANCE = 1e-5
+#: Bytes that one record takes in the journal, a sample and metric.
+_BYTES_A_SAMPLE = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a sweep is expected to take.
+
+    Attributes:
+        cells: Cells that will be measured.
+        wall_s: Seconds, with an interval from the spread of what was timed.
+        memory_bytes: Resident bytes at the peak.
+        disk_bytes: Bytes that the journal and the engines to come will take.
+    """
+
+    cells: int
+    wall_s: Estimate
+    memory_bytes: int
+    disk_bytes: int
+
+
+@dataclass(slots=True)
+class Preflight:
+    """What the preflight found.
+
+    Attributes:
+        records: Records of cells that failed or do not apply, by (layer, format).
+        overhead_s: Seconds that lowering and loading one cell took, by (layer, format).
+        chain_difference: Largest difference of chained and whole reference on one batch, relative.
+    """
+
+    records: dict[tuple[str, str], SweepRecord] = field(default_factory=dict)
+    overhead_s: dict[tuple[str, str], float] = field(default_factory=dict)
+    chain_difference: float = 0.0
+
+
+def check_chain(replay: Replay, whole: np.ndarray, batch: int = 0) -> float:
+    """Return how far the chained reference is from the whole graph on one batch, relative.
+
+    A cell that changes nothing is the chained reference: if this is not the whole graph's answer,
+    no cell is worth anything.
+
+    Args:
+        replay: The cut graph, its reference run.
+        whole: Output of the whole graph for that batch.
+        batch: Index of the batch.
+
+    Raises:
+        MeasurementError: If they differ by more than 1e-5 of the largest output.
+    """
+    chained = replay.reference_output(batch)
+    top = float(np.abs(whole).max()) or 1.0
+    difference = float(np.abs(chained - whole).max()) / top
+    if not difference <= CHAIN_TOLERANCE:
+        raise MeasurementError(
+            f"the graph run in {len(replay.segments)} segments differs from the whole graph by "
+            f"{difference:.2g} of its largest output; allowed {CHAIN_TOLERANCE:g}"
+        )
+    return difference
+
+
+def try_cells(
+    bench: Bench, layers: Sequence[Layer], formats: Sequence[str]
+) -> Iterator[tuple[Layer, str, SweepRecord | None, float]]:
+    """Lower, load and run each cell once on the shortest batch.
+
+    Yields:
+        Layer, format, the record of a cell that cannot be measured (else ``None``), and seconds.
+    """
+    batches = bench.replay.batches
+    shortest = min(range(len(batches)), key=lambda i: batches[i].padded_tokens)
+    for layer in layers:
+        for name in formats:
+            began = time.perf_counter()
+            record = _try_cell(bench, layer, name, shortest)
+            yield layer, name, record, time.perf_counter() - began
+
+
+def _try_cell(bench: Bench, layer: Layer, name: str, batch: int) -> SweepRecord | None:
+    base = base_record(bench, layer, name)
+    refusal = refuse(bench, layer, name)
+    if refusal is not None:
+        return replace(base, status=refusal.status, reason=refusal.reason, remedy=refusal.remedy)
+    lowering, clips = lowering_for(name), bench.clips
+    try:
+        changed = bench.replay.change(layer, lambda model, own: lowering.apply(model, own, clips))
+        try:
+            bench.replay.run_one(changed, batch)
+        finally:
+            changed.close()
+    except Exception as error:  # whatever one cell runs into is its record: the others go on
+        return replace(
+            base,
+            status=Status.FAILED,
+            reason=f"preflight: {type(error).__name__}: {error}"[:500],
+            remedy="exclude the layer or the format; the other cells go on",
+        )
+    return None
+
+
+def forecast(
+    bench: Bench, flight: Preflight, layers: Sequence[Layer], pending: Sequence[tuple[str, str]]
+) -> Forecast:
+    """Return what the cells that are still to be measured will take.
+
+    A cell costs its overhead (lowering and loading, several times) and the segments from its own
+    on, as the reference's runs were timed; the interval is from the spread between those runs.
+    """
+    suffix = bench.replay.suffix_seconds()
+    by_name = {layer.name: layer for layer in layers}
+    low = high = value = 0.0
+    for cell in pending:
+        first = bench.replay.segments_of(by_name[cell[0]])[0]
+        overhead = 3 * flight.overhead_s.get(cell, 0.0)
+        value += overhead + float(np.mean(suffix[:, first]))
+        low += overhead * 0.5 + float(suffix[:, first].min())
+        high += overhead * 3 + float(suffix[:, first].max()) * 1.5
+    metrics = len(bench.task.metrics) + 1
+    return Forecast(
+        cells=len(pending),
+        wall_s=Estimate(value, low, high, len(suffix), method="timed"),
+        memory_bytes=resident_bytes() + bench.replay.largest_segment_bytes(),
+        disk_bytes=len(pending) * metrics * bench.task.n * _BYTES_A_SAMPLE,
+    )
+
+
+def resident_bytes() -> int:
+    """Return the resident bytes of this process."""
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def check_limits(expected: Forecast, max_memory: int | None, free_disk: int) -> None:
+    """Refuse a sweep that would not fit.
+
+    Raises:
+        InputError: If the forecast passes the memory allowed, or the disk that is free.
+    """
+    if max_memory is not None and expected.memory_bytes > max_memory:
+        raise InputError(
+            f"the sweep is forecast to take {expected.memory_bytes / 1e9:.2f} GB, and --max-memory "
+            f"allows {max_memory / 1e9:.2f}; allow more, use fewer sweep samples, or smaller "
+            "batches (sweep.max_tokens)"
+        )
+    if expected.disk_bytes > free_disk:
+        raise InputError(
+            f"the sweep is forecast to write {expected.disk_bytes / 1e9:.2f} GB, and "
+            f"{free_disk / 1e9:.2f} are free; make room, or use fewer sweep samples"
+        )

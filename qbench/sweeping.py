@@ -1,0 +1,130 @@
+"""Getting a sweep ready: the journal's cells, the reference, the preflight and the forecast."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from qbench import judging
+from qbench.progress import Listener
+from qbench.records import SweepRecord, to_dict
+from qbench.runtime.ort import open_session
+from qbench.sensitivity.preflight import (
+    Forecast,
+    Preflight,
+    check_chain,
+    check_limits,
+    forecast,
+    try_cells,
+)
+from qbench.sensitivity.replay import Replay
+from qbench.sensitivity.sweep import Sweep
+from qbench.tasks import batches_sha256, check_expectation
+from qbench.workbench import Workbench
+
+Cell = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadySweep:
+    """A sweep that passed its preflight.
+
+    Attributes:
+        runner: Measures a cell.
+        cells: Every (layer, format), in the order of the graph.
+        known: Records that the journal holds already, those of the preflight included.
+        forecast: What the rest will take.
+    """
+
+    runner: Sweep
+    cells: tuple[Cell, ...]
+    known: dict[Cell, SweepRecord]
+    forecast: Forecast
+
+    @property
+    def pending(self) -> tuple[Cell, ...]:
+        """Cells that are still to be measured."""
+        return tuple(cell for cell in self.cells if cell not in self.known)
+
+
+@contextmanager
+def ready_sweep(work: Workbench, listener: Listener) -> Iterator[ReadySweep]:
+    """Open the journal, run the reference, try every pending cell once, and forecast the rest.
+
+    Raises:
+        DataError: If the reference misses the value that was declared for it.
+        RunDirError: If the journal was made from something else; the difference is named.
+        InputError: If the forecast passes the memory that is allowed, or the free disk.
+        MeasurementError: If the segmented reference is not the whole graph's.
+    """
+    ranges, task, batches = work.run.read_ranges(), work.task("sweep"), work.batches("sweep")
+    work.run.start_journal(work.journal_key(batches_sha256(batches)))
+    known = {(r.layer, r.format): r for r in work.run.read_sweep()}
+    cells = tuple((x.name, name) for x in work.chosen for name in work.config.sweep.formats)
+    listener.stage("sweep: running the reference")
+    replay = Replay(work.model.ir, work.layers, batches, work.settings, work.model.output)
+    runner = Sweep(
+        replay, task, work.backend, judging.clips_of(work, ranges), ranges, work.config.run.seed
+    )
+    try:
+        _check_reference(work, runner)
+        pending = [cell for cell in cells if cell not in known]
+        flight = _fly(work, runner, pending, listener)
+        known |= flight.records
+        rest = [cell for cell in pending if cell not in flight.records]
+        expected = forecast(runner.bench, flight, work.chosen, rest)
+        _tell(work, flight, expected)
+        check_limits(
+            expected, work.config.sweep.memory_limit, shutil.disk_usage(work.run.path).free
+        )
+        yield ReadySweep(runner, cells, known, expected)
+    finally:
+        runner.close()
+
+
+def _check_reference(work: Workbench, runner: Sweep) -> None:
+    scores = runner.reference.scores
+    values = {m.name: scores.value(m) for m in work.task("sweep").metrics}
+    work.run.write_run({"reference": {"split": "sweep", "values": values}})
+    expect = work.config.task.expect
+    if expect is not None:
+        check_expectation(
+            expect.metric, values.get(expect.metric, float("nan")), expect.value, expect.tolerance
+        )
+
+
+def _fly(work: Workbench, runner: Sweep, pending: Sequence[Cell], listener: Listener) -> Preflight:
+    flight = Preflight()
+    replay = runner.bench.replay
+    with open_session(work.model.path, work.settings) as session:
+        feeds = replay.batches[0].feeds
+        whole = session.run(feeds, [work.model.output])[work.model.output]
+    flight.chain_difference = check_chain(replay, whole)
+    wanted = set(pending)
+    layers = [layer for layer in work.chosen if any(cell[0] == layer.name for cell in wanted)]
+    formats = work.config.sweep.formats
+    listener.stage("preflight: every cell once", len(layers) * len(formats))
+    for layer, name, record, seconds in try_cells(runner.bench, layers, formats):
+        listener.step(f"{layer.name} {name}")
+        cell = (layer.name, name)
+        if cell not in wanted:
+            continue
+        flight.overhead_s[cell] = seconds
+        if record is not None:
+            flight.records[cell] = record
+            work.run.append_sweep(record)
+    return flight
+
+
+def _tell(work: Workbench, flight: Preflight, expected: Forecast) -> None:
+    work.run.write_run(
+        {
+            "preflight": {
+                "chain_difference": flight.chain_difference,
+                "refused": len(flight.records),
+                "forecast": to_dict(expected),
+            }
+        }
+    )
