@@ -69,6 +69,7 @@ def _show(found: Checkup, console: Console) -> None:
             table.add_row(backend.name, probe.format, mark, probe.remark)
     console.print(table)
     for gap in found.missing:
-        console.print(f"not installed: {gap.package} ({gap.purpose}); add it: {gap.command}")
+        told = f"not installed: {gap.package} ({gap.purpose}); add it: {gap.command}"
+        console.print(told, markup=False)
     for problem in found.problems:
-        console.print(f"[red]problem:[/] {problem}")
+        console.print(f"problem: {problem}", markup=False, style="red")
