@@ -27,9 +27,7 @@ from qbench.tasks.base import Array
 from qbench.tasks.batches import InputSpec
 
 #: Samples of the looks, where the split has twice as many.
-SIZES = (12, 40)
-#: Most segments of the replay of looks: its batches are small, and each segment costs a call.
-_SEGMENTS = 16
+SIZES = (8, 24, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +66,7 @@ class Pools:
         self.bench = bench
         self.looks: tuple[Look, ...] = make_looks(bench.task, sizes, bench.seed)
         self._replay: Replay | None = None
+        self._held: dict[tuple[str, str], tuple[int, Array]] = {}
         if self.looks:
             self._open(layers, feeding)
 
@@ -113,7 +112,7 @@ class Pools:
             batches += [replace(b, rows=np.searchsorted(items, b.rows)) for b in own]
             self._ends.append(len(batches))
         settings = replace(whole.settings, threads=1)
-        self._replay = Replay(whole.model, layers, batches, settings, feeding.output, _SEGMENTS)
+        self._replay = Replay(whole.model, layers, batches, settings, feeding.output)
         self._reference = self._replay.run_reference()
         self._tapped = self._ends[0] // 2
         self._taps = self._reference_taps(layers)
@@ -158,7 +157,7 @@ class Pools:
                 raise MeasurementError(f"the lowering did not take: {wrong[0]}")
             if not changed.change.changed:
                 raise MeasurementError("the lowering changed nothing: the graph holds no such node")
-            outputs = self._run(changed, look)
+            outputs = self._run((layer.name, base.format), changed, look)
             bad = find_non_finite(self.replay, changed, outputs)
             if bad:
                 remedy = "keep the layer in high precision"
@@ -179,13 +178,22 @@ class Pools:
             samples={look_name(look): tuple(float(v) for v in values)},
         )
 
-    def _run(self, changed: ChangedSegments, look: int) -> Array:
-        """Return outputs of all looks' items; those of later looks are the reference's."""
-        outputs = self._reference.copy()
-        for index in self.batches_of(look):
+    def _run(self, cell: tuple[str, str], changed: ChangedSegments, look: int) -> Array:
+        """Return outputs of all looks' items; those of later looks are the reference's.
+
+        What an earlier look at the cell ran is not run again.
+        """
+        done, outputs = self._held.get(cell, (0, self._reference))
+        outputs = outputs.copy()
+        for index in self.batches_of(look)[done:]:
             rows = self.replay.batches[index].rows
             outputs[rows] = self.replay.run_one(changed, index)[: len(rows)]
+        self._held[cell] = (self._ends[look], outputs)
         return outputs
+
+    def forget(self, cell: tuple[str, str]) -> None:
+        """Free what is held of a cell that will not be looked at again."""
+        self._held.pop(cell, None)
 
     def _closeness(self, layer: Layer, changed: ChangedSegments) -> Closeness:
         """Return how close the layer's outputs on one batch are to the reference's."""

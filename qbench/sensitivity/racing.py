@@ -25,8 +25,8 @@ Savings = Callable[[Sequence[SweepRecord]], Mapping[Cell, float]]
 
 #: Layers that are timed of each (kind, weight shape, format); emulated formats have no speed.
 _TIMED, _TIMED_EMULATED = 2, 1
-#: Batches and repeats of such a latency.
-_BATCHES, _REPEATS = 6, 2
+#: Batches of such a latency, and repeats.
+_BATCHES, _BATCHES_EMULATED, _REPEATS = 6, 2, 2
 #: Most of a time budget that latencies may take.
 _TIMING_SHARE = 0.3
 #: How a provisional record begins its ``effort``.
@@ -121,7 +121,9 @@ class Racer:
             if self._over() or not self._moved(race, jobs):
                 return
             fine = [self._as_known(race, r) for r in self._records.values()]
-            race.settle(self._savings([r for r in fine if r.status is Status.OK]))
+            stopped = race.settle(self._savings([r for r in fine if r.status is Status.OK]))
+            for cell in stopped:
+                self._pools.forget(cell)
 
     def _moved(self, race: Race, jobs: Sequence[Job]) -> bool:
         """Whether all that was due was done."""
@@ -166,6 +168,8 @@ class Racer:
         latency = record.latency_delta_ms or self._latency.get(cell)
         record = replace(record, samples=samples, latency_delta_ms=latency)
         self._records[cell] = record
+        if record.status is not Status.OK or job.look is None:
+            self._pools.forget(cell)
         if record.status is not Status.OK:
             race.finish(cell, None)
         elif job.look is None:
@@ -243,7 +247,9 @@ class Racer:
         except Exception:  # the look runs into the same and records it
             return None
         try:
-            return paired_latency(replay, changed, _BATCHES, _REPEATS)
+            emulated = format_name in self._bench.backend.emulated
+            batches = _BATCHES_EMULATED if emulated else _BATCHES
+            return paired_latency(replay, changed, batches, _REPEATS)
         except Exception:  # as above
             return None
         finally:

@@ -25,8 +25,8 @@ from qbench.tasks.similarity import Similarity
 
 #: Distractors of a closed pool, as a share of the queries of the first look.
 _DISTRACTORS = 0.25
-#: Items longer than this share of all others stay out of the pools: few, and most of the price.
-_LONGEST = 0.95
+#: Items longer than this share of all stay out of the pools: they are most of the price.
+_LONGEST = 0.8
 #: Size of the random moves of the reference's outputs, beside their own length.
 _MOVES = (0.01, 0.03, 0.1)
 
@@ -63,7 +63,7 @@ def items_of_samples(task: Task) -> tuple[Array, ...] | None:
 def make_looks(task: Task, sizes: Sequence[int], seed: int = 0) -> tuple[Look, ...]:
     """Return nested looks of so many samples each; empty where no part of a task stands alone.
 
-    Samples are drawn at random among those whose items are not the very longest. Sizes beyond
+    Samples are drawn at random among those without one of the longest fifth of items. Sizes beyond
     half of the samples are left out: the full task costs little more.
 
     Args:
