@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from qbench.backends import BACKENDS
 from qbench.records import (
     BenchRun,
     BenchSummary,
@@ -21,6 +22,7 @@ from qbench.records import (
 from qbench.report.tables import estimate_columns
 from qbench.report.wording import PLAN, RANDOM, REFERENCE, estimate, listed, megabytes, role_of
 
+_HIGH_PRECISIONS = {backend.high_precision for backend in BACKENDS.values()}
 #: Sizes closer than this ratio count as equal.
 SAME_SIZE = 0.005
 
@@ -64,6 +66,14 @@ class Comparison:
     def role(self) -> str:
         """What the engine is: plan, reference, random, uniform or front."""
         return role_of(self.engine)
+
+    @property
+    def lowers_nothing(self) -> bool:
+        """Whether every layer keeps one floating-point format: the reference, or an idle plan."""
+        if self.role != PLAN or self.report is None:
+            return self.role == REFERENCE
+        asked = list(self.report.asked)
+        return len(asked) == 1 and asked[0] in _HIGH_PRECISIONS
 
     @property
     def bytes(self) -> int | None:

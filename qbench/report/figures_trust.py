@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import altair as alt
+import numpy as np
 import pandas as pd
 
 from qbench.records import RestoredView
@@ -14,7 +15,6 @@ from qbench.report.figure_style import (
     empty_figure,
     finished,
     interval_texts,
-    label_layers,
     scale_for,
     tips,
     titled,
@@ -24,6 +24,7 @@ from qbench.report.wording import estimate
 
 #: Layers that get their name written beside them, at most.
 _LABELS = 8
+_WON = "divergence won by restoring it (linear near 0)"
 
 
 def views_data(view: RestoredView) -> pd.DataFrame:
@@ -46,31 +47,55 @@ def draw_views(view: RestoredView) -> Any:
     """Draw what a layer costs alone against what restoring it wins in company."""
     title = f"One layer low, and all low with one restored: {view.format}"
     data = views_data(view)
+    data = data[data["single"].astype(float) > 0]
     if data.empty:
         return empty_figure(title, "No layer was measured in both views.")
-    both = pd.concat([data["single"], data["gain"]]).astype(float)
-    least = float(both.abs()[both != 0].min()) if (both != 0).any() else 1e-9
-    low, high = min(float(both.min()), 0.0), max(float(both.max()), least)
-    scale = alt.Scale(type="symlog", constant=least, domain=[low, high], nice=False, padding=12)
-    axis = alt.Axis(format=".0e", tickCount=5, labelOverlap="greedy")
-    base = alt.Chart(data.drop(columns=["resolvable"]), width=520, height=420).encode(
-        x=alt.X("single:Q", title="divergence, this layer alone low", scale=scale, axis=axis),
-        y=alt.Y("gain:Q", title="divergence won by restoring it", scale=scale, axis=axis),
-    )
-    points = base.mark_point(filled=True, size=70, opacity=0.9).encode(
-        color=alt.Color("kind:N", scale=scale_for(data["kind"], KIND_COLOURS), title="kind"),
+    equal, x, y = _axes(data)
+    columns = [name for name in data.columns if name != "resolvable"]
+    base = alt.Chart(data[columns], width=560, height=420).encode(
+        x=x, y=y, color=alt.Color("kind:N", scale=scale_for(data["kind"], KIND_COLOURS),
+                                  title="kind", legend=alt.Legend(orient="top")),
         tooltip=[*tips("layer:N", "kind:N"), alt.Tooltip("single_text:N", title="alone [95 %]"),
                  alt.Tooltip("gain_text:N", title="won by restoring [95 %]"),
                  alt.Tooltip("interaction_text:N", title="interaction [95 %]"), *tips("n:Q")],
     )  # fmt: skip
-    ends = pd.DataFrame({"single": [low, high], "gain": [low, high]})
-    line = alt.Chart(ends).mark_line(color=GREY, strokeDash=[4, 4], strokeWidth=1.5)
-    equal = line.encode(x=alt.X("single:Q", scale=scale), y=alt.Y("gain:Q", scale=scale))
+    rules = base.mark_rule(strokeWidth=1, opacity=0.45).encode(
+        y=alt.Y("gain_low:Q", title=_WON), y2=alt.Y2("gain_high")
+    )
+    points = base.mark_point(filled=True, size=60, opacity=1)
+    line = alt.Chart(equal).mark_line(color=GREY, strokeDash=[4, 4], strokeWidth=1.5)
+    text = alt.Chart(data[columns]).encode(x=x, y=y, text=alt.Text("label:N"))
+    style: dict[str, Any] = {"align": "right", "dx": -9, "fontSize": 10.5}
+    rim = text.mark_text(**style, stroke="white", strokeWidth=3, strokeJoin="round")
     notes = (
         f"n = {int(data['n'].iloc[0]):,}. All {view.lowered} layers in {view.format}: divergence "
-        f"{estimate(view.all_low)}.",
-        "On the dashed line a layer costs the same alone and in company; below it, less in "
-        "company. Named: largest interactions beyond noise.",
+        f"{estimate(view.all_low)}. Bars: 95 % intervals.",
+        "On the dashed line a layer costs the same alone and in company; above it, more in "
+        "company. Named: interactions beyond noise.",
     )
-    labels = label_layers(base, text=alt.Text("label:N"))
-    return finished(alt.layer(equal, points, *labels), titled(title, *notes))
+    layers = [line.encode(x=x, y=y), rules, points, rim, text.mark_text(**style)]
+    return finished(alt.layer(*layers), titled(title, *notes))
+
+
+def _axes(data: pd.DataFrame) -> tuple[pd.DataFrame, alt.X, alt.Y]:
+    """Return the curve on which both views are equal, and both axes.
+
+    The divergence won can be negative, so its axis is linear near zero and logarithmic beyond.
+    """
+    single = data["single"].astype(float)
+    least, most = float(single.min()), float(single.max())
+    curve = np.geomspace(least, max(most, least * 1.01), 80)
+    top = max(float(data["gain_high"].astype(float).max()), most)
+    x = alt.X(
+        "single:Q",
+        title="divergence, this layer alone low (log)",
+        scale=alt.Scale(type="log", nice=False, padding=14),
+        axis=alt.Axis(format=".0e", tickCount=5, labelOverlap="greedy"),
+    )
+    y = alt.Y(
+        "gain:Q",
+        title=_WON,
+        scale=alt.Scale(type="symlog", constant=top / 20, nice=False, padding=10),
+        axis=alt.Axis(format=".2~g", tickCount=7, labelOverlap="greedy"),
+    )
+    return pd.DataFrame({"single": curve, "gain": curve}), x, y

@@ -64,6 +64,9 @@ class Shown:
     marked: tuple[int, ...] = ()
 
 
+#: What stands for the verdict of an engine that lowers nothing, by its role.
+_IDLE = {"reference": DASH, "plan": "nothing lowered"}
+
 Writer = Callable[[Any], str]
 _Spec = Sequence[tuple[Column, Writer]]
 
@@ -118,16 +121,21 @@ def shown_engines(rows: Sequence[Comparison]) -> Shown:
     frame = engines_table(rows)
     judged = [row.judgement for row in rows if row.judgement is not None]
     metric = judged[0].metric if judged else "metric"
+    idle = {row.engine for row in rows if row.lowers_nothing}
     spec: list[tuple[Column, Writer]] = [
-        (Column("engine", right=False), text("engine")),
+        (Column("engine", right=False), _engine),
         (Column(metric), num("value", 4)),
-        (Column("drop [95 %]"), est("drop")),
-        (Column("verdict", right=False), _verdict),
+        (Column("drop [95 %]"), lambda row: DASH if row.engine in idle else est("drop")(row)),
+        (
+            Column("verdict", right=False),
+            lambda row: _IDLE[row.role] if row.engine in idle else _verdict(row),
+        ),
         (Column("size, MB"), lambda row: megabytes(_float(row.bytes))),
         (Column("req/s [95 %]"), est("throughput", "_rps")),
         (Column("speed-up"), lambda row: _times(row.speedup)),
         (Column("P50, ms"), num("p50_ms")),
         (Column("P95, ms"), num("p95_ms")),
+        (Column("CPU ms/req"), num("cpu_ms_per_request")),
     ]
     caption = "Each engine against the reference."
     if judged:
@@ -146,9 +154,16 @@ def _times(value: Any) -> str:
     return DASH if factor is None else f"{number(factor)}×"
 
 
+def _engine(row: Any) -> str:
+    if row.role != "reference":
+        return str(row.engine)
+    formats = list(row.asked) if isinstance(row.asked, Mapping) else []
+    return f"{formats[0]} (reference)" if len(formats) == 1 else str(row.engine)
+
+
 def _verdict(row: Any) -> str:
     if row.role == "reference":
-        return "reference"
+        return DASH
     if row.verdict == "not_resolvable":
         needed = _float(row.n_needed)
         return "not resolvable" + ("" if needed is None else f" (n ≈ {needed:,.0f})")
@@ -247,13 +262,21 @@ def _numbers(values: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {number(value)}" for name, value in values.items()) or DASH
 
 
-def shown_front(front: pd.DataFrame) -> Shown:
-    """Return the measured front: what was proposed, and what its engines gave."""
+def shown_front(front: pd.DataFrame, *, short: bool = False) -> Shown:
+    """Return the measured front: what was proposed, and what its engines gave.
+
+    Args:
+        front: What ``front_table`` gave.
+        short: Whether the divergences are left out, for a narrow page.
+    """
+    divergences: _Spec = [
+        (Column("predicted divergence [95 %]"), est("predicted")),
+        (Column("measured divergence [95 %]"), est("divergence")),
+    ]
     spec: list[tuple[Column, Writer]] = [
         (Column("engine", right=False), text("engine")),
         (Column("formats", right=False), text("formats")),
-        (Column("predicted divergence [95 %]"), est("predicted")),
-        (Column("measured divergence [95 %]"), est("divergence")),
+        *(() if short else divergences),
         (Column("drop [95 %]"), est("drop")),
         (Column("verdict", right=False), _verdict),
         (Column("size, MB"), lambda row: megabytes(_float(row.bytes))),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qbench.report.comparison import compare_engines, dominance_words
+from qbench.report.comparison import compare_engines, dominance_words, front_table
 from qbench.report.multiplicity import multiplicity_words
 from qbench.report.presentation import (
     Shown,
     agreement_words,
     shown_engines,
+    shown_front,
     shown_plan_counts,
     shown_sensitive,
 )
@@ -21,7 +22,6 @@ from qbench.report.verdicts import VERDICT_TONE, verdict_of, verdict_words
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
-    from rich.table import Table
 
 #: Characters that the tables need to stand unbroken; give it to a console that is no terminal.
 SUMMARY_WIDTH = 120
@@ -32,6 +32,10 @@ def run_summary(run: RunRecords, top: int = 10) -> Group:
     """Return the end of a run: sensitive layers, formats, engines, verdict, and where it loses.
 
     Parts that the run has no records for are left out.
+
+    Args:
+        run: The records.
+        top: Number of sensitive layers; 0 leaves out everything about layers.
     """
     from rich.console import Group
     from rich.padding import Padding
@@ -40,16 +44,27 @@ def run_summary(run: RunRecords, top: int = 10) -> Group:
     return Group(*(Padding(part, (0, 0, 1, 0)) for part in parts))
 
 
-def rich_table(shown: Shown) -> Table:
-    """Return a table for the console."""
+def plan_summary(run: RunRecords) -> Group:
+    """Return what planning came to: the measured front, the formats chosen, and the verdict."""
+    from rich.console import Group
+    from rich.padding import Padding
+
+    front = front_table(run.front, run.deciding, run.engines, run.plan)
+    parts: list[RenderableType] = [rich_table(shown_front(front, short=True))] if len(front) else []
+    if run.plan is not None:
+        parts.append(rich_table(shown_plan_counts(run.plan)))
+    parts += _verdict_parts(run)
+    return Group(*(Padding(part, (0, 0, 1, 0)) for part in parts))
+
+
+def rich_table(shown: Shown) -> Group:
+    """Return a table for the console, under its caption (which may be wider than the table)."""
     from rich import box
+    from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(
-        title=Text(shown.caption), title_justify="left", title_style="", box=box.SIMPLE_HEAD,
-        show_edge=False, pad_edge=False, padding=(0, 1, 0, 0),
-    )  # fmt: skip
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for column in shown.columns:
         table.add_column(
             Text(column.heading),
@@ -59,14 +74,14 @@ def rich_table(shown: Shown) -> Table:
     for index, row in enumerate(shown.rows):
         style = "bold" if index in shown.marked else ""
         table.add_row(*(Text(cell) for cell in row), style=style)
-    return table
+    return Group(Text(shown.caption), table)
 
 
 def _layer_parts(run: RunRecords, top: int) -> list[RenderableType]:
     from rich.text import Text
 
     parts: list[RenderableType] = []
-    if run.sweep:
+    if run.sweep and top:
         parts.append(rich_table(shown_sensitive(run.sweep, top=top, others=False)))
         words = [
             multiplicity_words(run.sweep, primary_metric(run.sweep)),
@@ -75,7 +90,7 @@ def _layer_parts(run: RunRecords, top: int) -> list[RenderableType]:
             *call_words(run.noise, [ranking_format(run.sweep) or ""]),
         ]
         parts += [Text(text) for text in words if text]
-    if run.plan is not None:
+    if run.plan is not None and top:
         parts.append(rich_table(shown_plan_counts(run.plan)))
     return parts
 

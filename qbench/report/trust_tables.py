@@ -64,8 +64,8 @@ def shown_spread(noise: Noise) -> Shown:
             item.layer,
             item.format,
             number(item.divergence),
-            interval(item.low, item.high),
-            number(item.high / item.low if item.low > 0 else None, 2),
+            interval(item.low, item.high, 3),
+            number(item.high / item.low if item.low > 0 else None),
         )
         for item in noise.calibration
     )
@@ -105,7 +105,7 @@ def call_words(noise: Noise | None, formats: Iterable[str] | None = None) -> lis
         own = [call for call in noise.calls if call.format == name]
         called = [call.layer for call in own if call.sensitive]
         one_half = sum("second draw" in call.reason for call in own)
-        said = listed(called) if called else "none"
+        said = listed(called, most=12) if called else "none"
         rest = f"; {one_half} more by one half only" if one_half else ""
         words.append(f"Sensitive in {name} by both halves of the sweep split: {said}{rest}.")
     words.append("No layer is called sensitive that the second draw does not call so.")
@@ -177,8 +177,8 @@ def shown_restored(view: RestoredView) -> Shown:
         (Column("interaction is", right=False), _interaction_is),
     ]
     caption = (
-        f"{len(view.records)} layers in {view.format}: each alone low, and each restored while all "
-        f"{view.lowered} others are low (divergence {estimate(view.all_low)})"
+        f"{len(view.records)} layers in {view.format}: each alone low, and each restored while "
+        f"the others are low (divergence with all {view.lowered} low: {estimate(view.all_low)})"
     )
     return show(restored_table(view), spec, caption)
 

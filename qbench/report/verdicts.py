@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from qbench.records import Judgement, Verdict
-from qbench.report.comparison import Comparison
+from qbench.report.comparison import Comparison, compare_engines
 from qbench.report.run_records import RunRecords
 from qbench.report.wording import (
     PLAN,
@@ -55,6 +55,9 @@ def verdict_words(run: RunRecords) -> list[str]:
     judged = plan_judgement(run.judgements)
     if judged is None:
         return [*words, *_remarks(run, "")]
+    rows = compare_engines(run.judgements, run.engines, None)
+    if any(row.engine == PLAN and row.lowers_nothing for row in rows):
+        return [*words, "The plan lowers nothing: its engine is the reference.", *_remarks(run, "")]
     text = (
         f"The plan's engine gives {judged.metric} = {number(judged.value, 4)} where the reference "
         f"gives {number(judged.reference, 4)}: a drop of {estimate(judged.drop)} on "
@@ -67,13 +70,14 @@ def verdict_words(run: RunRecords) -> list[str]:
         words.append(f"This is {not_resolvable(judged.n, judged.n_needed)}.")
     elif not judged.drop.resolvable and judged.drop.low != judged.drop.high:
         words.append("The interval of the drop holds 0: no loss was seen at this n.")
-    return [*words, *_remarks(run, judged.remark)]
+    return [*words, *_remarks(run, judged.remark, not_resolvable(judged.n, judged.n_needed))]
 
 
-def _remarks(run: RunRecords, remark: str) -> list[str]:
-    """Return what stages said about their verdict, each once."""
+def _remarks(run: RunRecords, remark: str, known: str | None = None) -> list[str]:
+    """Return what stages said about their verdict, each once, without what is ``known``."""
     said = [remark, str(run.facts.get("verdict_words") or "")]
-    return [text[:1].upper() + text[1:] for text in dict.fromkeys(said) if text]
+    new = [text for text in dict.fromkeys(said) if text and not (known and known in text)]
+    return [text[:1].upper() + text[1:] for text in new]
 
 
 def key_figures(rows: Iterable[Comparison]) -> list[tuple[str, str, str]]:
