@@ -143,6 +143,11 @@ def _cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
+def utc_now() -> dt.datetime:
+    """Return the time, with its zone."""
+    return dt.datetime.now(dt.UTC)
+
+
 def run_name(source: str, now: dt.datetime) -> str:
     """Return the name of a new run by time and model, ``20260131-142507-all-minilm-l6-v2``.
 

@@ -7,7 +7,6 @@ journal; every other file is replaced as a whole.
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from qbench import storage
 from qbench.errors import RunDirError, did_you_mean
 from qbench.journal import Journal
 from qbench.lock import give_lock, take_lock
-from qbench.provenance import run_name
+from qbench.provenance import run_name, utc_now
 from qbench.records import (
     BenchRun,
     BenchSummary,
@@ -62,7 +61,10 @@ class RunDir(TrustFiles):
             with storage.clear_disk_errors(run.path):
                 run.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunDirError(f"cannot make {run.path}: {error.strerror}") from error
+            raise RunDirError(
+                f"cannot make the folder {run.path}: {error.strerror}; give a folder that can be "
+                "written with --results (run.results)"
+            ) from error
         run.lock()
         return run
 
@@ -128,7 +130,7 @@ class RunDir(TrustFiles):
         Raises:
             InputError: If the disk is full.
         """
-        known = self.read_run() if self._run_path.is_file() else {"created_at": _now().isoformat()}
+        known = self.read_run() if self._run_path.is_file() else {"created_at": utc_now().isoformat()}
         storage.write_json(self._run_path, {**known, **to_dict(facts)})
 
     def read_run(self) -> dict[str, Any]:
@@ -141,7 +143,7 @@ class RunDir(TrustFiles):
 
     def finish(self) -> None:
         """Mark the run as finished: the same command then begins a new one."""
-        self.write_run({"finished": True, "finished_at": _now().isoformat()})
+        self.write_run({"finished": True, "finished_at": utc_now().isoformat()})
 
     # --- layers and ranges -----------------------------------------------------------------------
 
@@ -376,13 +378,9 @@ class RunDir(TrustFiles):
         return self.path / "bench.jsonl"
 
 
-def _now() -> dt.datetime:
-    return dt.datetime.now(dt.UTC)
-
-
 def _new_run(root: Path, source: str) -> RunDir:
     """Make a folder named by time and model, ``20260131-142507-all-minilm-l6-v2``."""
-    stem = run_name(source, _now())
+    stem = run_name(source, utc_now())
     taken = sum(1 for _ in root.glob(f"{stem}*")) if root.is_dir() else 0
     return RunDir.create(root, f"{stem}-{taken + 1}" if taken else stem)
 
