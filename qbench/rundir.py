@@ -130,7 +130,8 @@ class RunDir(TrustFiles):
         Raises:
             InputError: If the disk is full.
         """
-        known = self.read_run() if self._run_path.is_file() else {"created_at": utc_now().isoformat()}
+        begun = {"created_at": utc_now().isoformat()}
+        known = self.read_run() if self._run_path.is_file() else begun
         storage.write_json(self._run_path, {**known, **to_dict(facts)})
 
     def read_run(self) -> dict[str, Any]:
