@@ -107,6 +107,8 @@ def call_words(noise: Noise | None, formats: Iterable[str] | None = None) -> lis
         one_half = sum("second draw" in call.reason for call in own)
         said = listed(called, most=12) if called else "none"
         rest = f"; {one_half} more by one half only" if one_half else ""
+        if partly := sum(not call.ranks for call in own):
+            rest += f"; {partly} stopped before all samples and are not called either way"
         words.append(f"Sensitive in {name} by both halves of the sweep split: {said}{rest}.")
     words.append("No layer is called sensitive that the second draw does not call so.")
     return words

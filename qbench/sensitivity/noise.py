@@ -33,6 +33,8 @@ from qbench.tasks.batches import Batch
 
 #: Name of the reference among floors, and of the composition that runs the graph uncut.
 REFERENCE, UNCUT = "reference", "uncut graph"
+#: Why a cell that has a divergence is called neither sensitive nor not.
+UNCALLED = "measured on a part of the samples only: no two halves to compare"
 #: Share of a format's layers that can be in the top set of a half.
 TOP_SHARE = 0.25
 
@@ -204,7 +206,8 @@ def sensitive_layers(
     called sensitive where both halves call it so.
 
     Args:
-        records: Cells of the sweep; those without raw samples are left out.
+        records: Cells of the sweep. Those that stopped before all samples take no part in any
+            ranking and have no ranks; those without a number are left out.
         floors: The reference's noise floors.
         top_share: Largest share of the layers in a top set.
         seed: Seed of the halves and resamples.
@@ -219,6 +222,12 @@ def sensitive_layers(
             sensitive, reason = _call(halves, place, top_share)
             ranks = tuple(int(half.rank[place]) for half in halves)
             found.append(LayerCall(record.layer, format_name, sensitive, ranks, reason))
+    told = {(call.layer, call.format) for call in found}
+    found += [
+        LayerCall(record.layer, record.format, False, (), UNCALLED)
+        for record in records
+        if record.divergence is not None and (record.layer, record.format) not in told
+    ]
     return tuple(found)
 
 

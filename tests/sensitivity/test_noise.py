@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from qbench.records import Kind, Noise, Status, SweepRecord, from_dict, to_dict
+from qbench.records import Estimate, Kind, Noise, Status, SweepRecord, from_dict, to_dict
 from qbench.sensitivity.noise import (
     REFERENCE,
     UNCUT,
@@ -153,6 +153,17 @@ def test_below_the_noise_floor_nothing_is_called(swept, ground) -> None:
     calls = sensitive_layers(cells, [floor, loud])
     assert called_sensitive(calls) == {}
     assert "not beyond the noise floor in either half" in calls[0].reason
+
+
+def test_a_cell_that_stopped_early_is_not_called_either_way() -> None:
+    cells = cells_of(drawn(5, factors=(9,)))
+    raced = replace(
+        cells[0], layer="raced", samples={"sub_pool_1": (1.0,)}, divergence=Estimate(1, 0, 2, 20)
+    )
+    calls = {call.layer: call for call in sensitive_layers([*cells, raced])}
+    assert calls["layer.0"].sensitive
+    assert not calls["raced"].sensitive and calls["raced"].ranks == ()
+    assert "part of the samples" in calls["raced"].reason
 
 
 def test_formats_are_called_apart_and_cells_without_samples_left_out() -> None:
