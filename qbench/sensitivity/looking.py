@@ -96,6 +96,11 @@ class Pools:
         """Return the batches of the replay that a look runs, those of earlier looks included."""
         return range(self._ends[look])
 
+    def added_tokens(self, look: int) -> int:
+        """Return the positions that a look computes beyond the looks before it."""
+        before = self._ends[look - 1] if look else 0
+        return sum(b.padded_tokens for b in self.replay.batches[before : self._ends[look]])
+
     def _open(self, layers: Layers, feeding: Feeding) -> None:
         task, whole = self.bench.task, self.bench.replay
         items = self.looks[-1].items

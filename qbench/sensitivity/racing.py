@@ -75,7 +75,9 @@ class Racer:
         levels: int = LEVELS,
     ) -> None:
         """Nothing is run yet."""
-        self._pools, self._bench, self._savings = pools, pools.bench, savings
+        self._bench, self._savings = pools.bench, savings
+        #: The looks.
+        self.pools = pools
         self._layers = layers.by_name()
         self._pace = pace or Pace()
         self._rules = Rules(pools.samples, pools.scales, tolerance=tolerance, levels=levels)
@@ -123,7 +125,7 @@ class Racer:
             fine = [self._as_known(race, r) for r in self._records.values()]
             stopped = race.settle(self._savings([r for r in fine if r.status is Status.OK]))
             for cell in stopped:
-                self._pools.forget(cell)
+                self.pools.forget(cell)
 
     def _moved(self, race: Race, jobs: Sequence[Job]) -> bool:
         """Whether all that was due was done."""
@@ -159,7 +161,7 @@ class Racer:
         layer = self._layers[job.cell[0]]
         if job.look is None:
             return measure_cell(self._bench, layer, job.cell[1])
-        return self._pools.look_at(layer, job.cell[1], job.look)
+        return self.pools.look_at(layer, job.cell[1], job.look)
 
     def _take(self, race: Race, job: Job, record: SweepRecord) -> SweepRecord:
         """Tell the race of a record, keep it with what earlier ones of the cell know."""
@@ -169,7 +171,7 @@ class Racer:
         record = replace(record, samples=samples, latency_delta_ms=latency)
         self._records[cell] = record
         if record.status is not Status.OK or job.look is None:
-            self._pools.forget(cell)
+            self.pools.forget(cell)
         if record.status is not Status.OK:
             race.finish(cell, None)
         elif job.look is None:
@@ -254,6 +256,10 @@ class Racer:
             return None
         finally:
             changed.close()
+
+    def close(self) -> None:
+        """Free the looks' sessions; the bench is the caller's."""
+        self.pools.close()
 
     def _over(self) -> bool:
         return self._pace.clock() > self._deadline
