@@ -38,7 +38,11 @@ from qbench.serving.bench import bench as serve_and_measure
 from qbench.sweeping import ready_sweep
 from qbench.tasks import Batch
 from qbench.tasks.padding import can_pad
+from qbench.trust import measure_noise, measure_restored
 from qbench.workbench import Workbench
+
+#: Seconds that the noise floor, and the restored view, may take each; what was left out is said.
+TRUST_BUDGET_S = 40.0
 
 __all__ = [
     "bench",
@@ -132,6 +136,9 @@ def sweep(work: Workbench, listener: Listener | None = None) -> Iterator[SweepRe
             else:
                 listener.step("from the journal")
             yield record
+        records = work.run.read_sweep()
+        measure_noise(work, ready.runner.bench, records, listener, budget_s=TRUST_BUDGET_S)
+        measure_restored(work, ready.runner.bench, records, listener, budget_s=TRUST_BUDGET_S)
 
 
 def make_plan(work: Workbench, listener: Listener | None = None) -> Plan:
@@ -197,20 +204,37 @@ def _record_engine(work: Workbench, report: EngineReport, sha256: str) -> None:
     work.run.write_run({"built_plan_sha256": sha256})
 
 
+def _built_engine(work: Workbench) -> EngineReport:
+    """Return the engine of the current plan.
+
+    Raises:
+        RunDirError: If it was not built, its file is gone, or the plan was changed since.
+    """
+    plan, path = current_plan(work), judging.engine_path(work, PLAN)
+    built = [report for report in work.run.known_engines() if report.name == PLAN]
+    todo = f"; qbench build {work.run.path} makes it"
+    if not built:
+        raise RunDirError(f"{work.run.path} has no engine of its plan{todo}")
+    if not path.is_file():
+        raise RunDirError(f"the plan's engine is gone: {path}{todo} again, with the same bytes")
+    if work.run.read_run().get("built_plan_sha256") != plan_sha256(plan):
+        raise RunDirError(
+            f"{work.run.plan_path} was changed since its engine was built{todo} as it is now"
+        )
+    return built[0]
+
+
 def verify(work: Workbench, listener: Listener | None = None) -> tuple[Judgement, ...]:
     """Judge the plan's engine, and the engines it is compared with, on samples nothing else saw.
 
     The reference is judged against itself, so that its row shows what no change looks like.
     """
     listener = listener or Silence()
-    plan = current_plan(work)
+    plan, built = current_plan(work), _built_engine(work)
     candidates = propose_baselines(work, plan)
     listener.stage("verification: engines", len(candidates) + 2)
     judge = judging.judge_for(work, "verification")
-    built = [report for report in work.run.read_engines() if report.name == PLAN]
-    if not built:
-        raise RunDirError(f"{work.run.path} has no engine of its plan; qbench build it first")
-    reports = [judging.reference_report(work), *built]
+    reports = [judging.reference_report(work), built]
     judgements = []
     for name in (PLAN, REFERENCE):
         judgements.append(judging.judge(work, judge, name))
@@ -247,6 +271,7 @@ def bench(work: Workbench, listener: Listener | None = None) -> BenchRun:
     A plan whose engine is neither faster under load nor smaller ends as ``no_gain``.
     """
     listener = listener or Silence()
+    _built_engine(work)
     names = [REFERENCE, PLAN, *(n for n in BASELINES if judging.engine_path(work, n).is_file())]
     how, task = work.config.bench, work.task("verification")
     settings = BenchSettings(

@@ -65,9 +65,9 @@ def ready_sweep(work: Workbench, listener: Listener) -> Iterator[ReadySweep]:
     cells = tuple((x.name, name) for x in work.chosen for name in work.config.sweep.formats)
     listener.stage("sweep: running the reference")
     replay = Replay(work.model.ir, work.layers, batches, work.settings, work.model.output)
-    runner = Sweep(
-        replay, task, work.backend, judging.clips_of(work, ranges), ranges, work.config.run.seed
-    )
+    clips, seed = judging.clips_of(work, ranges), work.config.run.seed
+    family = len(cells) * len(task.metrics)
+    runner = Sweep(replay, task, work.backend, clips, ranges, seed, family)
     try:
         _check_reference(work, runner)
         pending = [cell for cell in cells if cell not in known]

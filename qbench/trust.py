@@ -31,7 +31,6 @@ from qbench.records import (
 )
 from qbench.runtime.ort import open_session
 from qbench.sensitivity.cells import Bench
-from qbench.sensitivity.multiplicity import with_p_values
 from qbench.sensitivity.noise import (
     Ground,
     calibration_spread,
@@ -49,18 +48,7 @@ CALIBRATION_DRAWS, CALIBRATION_CELLS = 4, 5
 #: Seconds after which no further cell of the spread, or restored layer, is begun.
 BUDGET_S = 120.0
 _DYNAMIC = "int8_dynamic"
-__all__ = ["add_p_values", "integer_format", "measure_noise", "measure_restored"]
-
-
-def add_p_values(record: SweepRecord, bench: Bench, cells: int) -> SweepRecord:
-    """Return a record with its raw p-values, fit to be adjusted over so many cells."""
-    return with_p_values(
-        record,
-        bench.task.metrics,
-        bench.reference.scores,
-        seed=bench.seed,
-        family=cells * max(1, len(bench.task.metrics)),
-    )
+__all__ = ["integer_format", "measure_noise", "measure_restored"]
 
 
 def measure_noise(

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from qbench.errors import InputError
-from qbench.records import Kind, Status, SweepRecord
-from qbench.sensitivity.multiplicity import p_values, with_p_values
+from qbench.sensitivity.multiplicity import p_values
 from qbench.statistics import difference_interval, family_draws, holm, mcnemar, paired_p
 from qbench.tasks.base import Metric, Scores
 from qbench.tasks.metrics import MRR
@@ -67,27 +66,12 @@ def correlation(pairs: np.ndarray) -> np.ndarray:
 RHO = Metric("rho", "", True, -1.0, 1.0, correlation)
 
 
-def test_every_metric_has_one_from_scores_and_single_columns_from_samples() -> None:
+def test_every_metric_has_one() -> None:
     before, after = shifted(30, 0.05)
     reference = scores(before, np.hstack([before, before]))
     changed = scores(after, np.hstack([before, after]))
     full = p_values((MRR, RHO), reference, changed)
     assert set(full) == {"mrr", "rho"}
-    record = SweepRecord(
-        "a", Kind.LINEAR, "int8", Status.OK, n=30, samples={"mrr": tuple(after.ravel().tolist())}
-    )
-    filled = with_p_values(record, (MRR, RHO), reference)
-    assert filled.p_values == {"mrr": full["mrr"]}
-    kept = with_p_values(
-        SweepRecord(**{**_plain(filled), "p_values": {"mrr": 0.5}}), (MRR,), reference
-    )
-    assert kept.p_values == {"mrr": 0.5}
-    failed = SweepRecord("a", Kind.LINEAR, "int8", Status.FAILED)
-    assert with_p_values(failed, (MRR,), reference) is failed
-
-
-def _plain(record: SweepRecord) -> dict[str, object]:
-    return {name: getattr(record, name) for name in SweepRecord.__dataclass_fields__}
 
 
 def test_differences_have_an_interval_of_either_sign() -> None:

@@ -14,6 +14,7 @@ from qbench.graph.intermediates import implicit_of, nodes_by_name, tensors_of
 from qbench.lowering import Refusal, lowering_for, unusable_clips
 from qbench.records import Estimate, Layer, Status, SweepRecord, TensorRange
 from qbench.sensitivity.diagnosis import find_non_finite
+from qbench.sensitivity.multiplicity import p_values
 from qbench.sensitivity.replay import Replay
 from qbench.sensitivity.timing import paired_latency, spread_batches
 from qbench.statistics import mean_interval, paired_drop
@@ -53,6 +54,7 @@ class Bench:
         clips: Clipping magnitude of each edge tensor.
         ranges: What calibration saw, by tensor.
         seed: Seed of the resamples.
+        family: Number of p-values that will be adjusted together.
     """
 
     replay: Replay
@@ -62,6 +64,7 @@ class Bench:
     clips: Mapping[str, float]
     ranges: Mapping[str, TensorRange]
     seed: int = 0
+    family: int = 1
 
 
 def measure_cell(bench: Bench, layer: Layer, format_name: str) -> SweepRecord:
@@ -184,6 +187,9 @@ def judge_cell(bench: Bench, record: SweepRecord, outputs: Array) -> SweepRecord
         divergence=mean_interval(divergence, seed=bench.seed),
         drops=drops,
         flip_rate=float(np.mean(scores.answers != reference.scores.answers)),
+        p_values=p_values(
+            bench.task.metrics, reference.scores, scores, seed=bench.seed, family=bench.family
+        ),
         samples=samples,
         reason="; ".join(text for text in (record.reason, said or "") if text),
     )

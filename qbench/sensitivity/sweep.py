@@ -21,6 +21,7 @@ class Sweep:
         clips: Clipping magnitude of each edge tensor.
         ranges: What calibration saw.
         seed: Seed of the resamples.
+        family: Number of p-values that will be adjusted together.
     """
 
     def __init__(
@@ -31,12 +32,13 @@ class Sweep:
         clips: Mapping[str, float],
         ranges: Sequence[TensorRange],
         seed: int = 0,
+        family: int = 1,
     ) -> None:
         """Run the reference."""
         outputs = replay.run_reference()
         reference = Reference(outputs, task.score(outputs, outputs))
         by_tensor = {seen.tensor: seen for seen in ranges}
-        self.bench = Bench(replay, task, reference, backend, clips, by_tensor, seed)
+        self.bench = Bench(replay, task, reference, backend, clips, by_tensor, seed, family)
 
     @property
     def reference(self) -> Reference:

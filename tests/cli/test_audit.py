@@ -17,7 +17,7 @@ from qbench.sensitivity.replay import Replay
 from qbench.sensitivity.sweep import Sweep
 from qbench.tasks import batches_sha256
 from qbench.testing.models import bert_folder, pairs_csv
-from qbench.trust import add_p_values, integer_format, measure_noise, measure_restored
+from qbench.trust import integer_format, measure_noise, measure_restored
 from qbench.workbench import Workbench
 
 FORMATS = ["int8", "int8_dynamic", "w4a16"]
@@ -56,8 +56,7 @@ def swept(work: Workbench) -> Iterator[tuple[Sweep, tuple[SweepRecord, ...]]]:
     chosen = [layer for layer in work.chosen if layer.kind is Kind.LINEAR]
     cells = [(layer, name) for layer in chosen for name in FORMATS]
     for layer, name in cells:
-        record = add_p_values(runner.measure(layer, name), runner.bench, len(cells))
-        work.run.append_sweep(record)
+        work.run.append_sweep(runner.measure(layer, name))
     yield runner, work.run.read_sweep()
     runner.close()
 
