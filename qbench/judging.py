@@ -102,7 +102,9 @@ def build(work: Workbench, name: str, plan: Plan, folder: Path | None = None) ->
         MeasurementError: If the engine does not load, run, or agree with itself.
     """
     target = folder or work.run.engine_dir(name)
-    shutil.rmtree(target, ignore_errors=True)
+    for file in (ENGINE_FILE, f"{ENGINE_FILE}.data"):
+        # NOTE: not the whole folder, which may be the user's and hold more than an engine.
+        (target / file).unlink(missing_ok=True)
     path, graph = write_engine(work.model, work.layers, plan, plan_sha256(plan), target)
     settings = settings_of(work, plan)
     realised = read_realised(path, graph, work.layers, plan, settings)
@@ -222,15 +224,23 @@ def padder(work: Workbench) -> Pad:
 
 
 def record_gain(work: Workbench, measured: BenchRun) -> None:
-    """Make a verified plan ``no_gain`` where its engine is neither faster nor smaller."""
+    """Make a verified plan ``no_gain`` where its engine does not give what was asked for.
+
+    Where bytes are the objective that is a smaller file; else it is speed in the batcher, and a
+    smaller file saves only an engine that was not shown to be slower.
+    """
     plan = next((s for s in measured.summaries if s.engine == PLAN), None)
-    sizes = {report.name: report.bytes for report in work.run.read_engines()}
     if plan is None or work.run.read_run().get("verdict") != Verdict.VERIFIED:
         return
+    sizes = {report.name: report.bytes for report in work.run.read_engines()}
     smaller = sizes.get(PLAN, 0) < sizes.get(REFERENCE, 0)
-    if plan.speedup.high <= 1.0 or (plan.speedup.value <= 1.0 and not smaller):
-        words = (
-            f"served {plan.speedup.value:.2f}x [{plan.speedup.low:.2f}, {plan.speedup.high:.2f}] "
-            f"as fast as the reference in the batcher: do not quantize for speed at this load"
-        )
-        work.run.write_run({"verdict": str(Verdict.NO_GAIN), "verdict_words": words})
+    faster, slower = plan.speedup.value > 1.0, plan.speedup.high < 1.0
+    by_bytes = work.config.plan.objective == "bytes"
+    if smaller if by_bytes else (not slower and (faster or smaller)):
+        return
+    share = f"{sizes.get(PLAN, 0) / max(sizes.get(REFERENCE, 0), 1):.0%} of its size"
+    words = (
+        f"do not quantize: in the batcher the engine serves {plan.speedup.value:.2f}x "
+        f"[{plan.speedup.low:.2f}, {plan.speedup.high:.2f}] as fast as the reference, at {share}"
+    )
+    work.run.write_run({"verdict": str(Verdict.NO_GAIN), "verdict_words": words})
