@@ -31,7 +31,9 @@ def outcome_of(work: Workbench, with_report: bool = False) -> Answer:
     }
 
     def show(console: Console) -> None:
-        console.print(run_summary(records))
+        console.print(run_summary(records, top=10 if with_report else 0))
+        for remark in (records.facts.get("data") or {}).get("remarks") or ():
+            console.print(f"data: {remark}", markup=False)
         console.print(f"run: {work.run.path}", markup=False)
         if page:
             console.print(f"report: {page}", markup=False)

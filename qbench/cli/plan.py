@@ -33,7 +33,7 @@ def command(run: str, **options: Any) -> Answer:
     from qbench.cli.bars import ProgressBars
     from qbench.pipeline import make_plan, verdict_of
     from qbench.report.run_records import load_records
-    from qbench.report.summary import run_summary
+    from qbench.report.summary import plan_summary
     from qbench.workbench import Workbench
 
     work = Workbench.reopen(run, overrides_from(options))
@@ -50,8 +50,7 @@ def command(run: str, **options: Any) -> Answer:
     }
 
     def show(console: Console) -> None:
-        console.print(run_summary(load_records(work.run)))
-        console.print(str(facts.get("verdict_words")), markup=False)
+        console.print(plan_summary(load_records(work.run)))
         console.print(f"plan: {work.run.plan_path}", markup=False)
 
     return Answer(content, show, verdict)

@@ -58,6 +58,9 @@ def command(model: str, **options: Any) -> Answer:
 
     def show(console: Console) -> None:
         console.print(run_summary(load_records(work.run)))
+        data = work.run.read_run().get("data") or {}
+        for remark in data.get("remarks") or ():
+            console.print(f"data: {remark}", markup=False)
         told = ", ".join(f"{n} {status}" for status, n in counts.items())
         console.print(f"{len(records)} cells: {told}", markup=False)
         console.print(f"run: {work.run.path}", markup=False)

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import io
+import re
+from dataclasses import replace
 
 from rich.console import Console
 
 from qbench.report.run_records import RunRecords
-from qbench.report.summary import SUMMARY_WIDTH, run_summary
+from qbench.report.summary import SUMMARY_WIDTH, plan_summary, run_summary
 from qbench.testing.runs import ODD_NAME
 
 
@@ -27,7 +29,7 @@ def test_summary_tells_the_whole_end_of_a_run(records: RunRecords) -> None:
         "Verdict: verified",
     ):
         assert part in text
-    for engine in ("plan", "reference", "int8", "int8_dynamic", "w8a16", "w4a16", "random"):
+    for engine in ("plan", "fp32 (reference)", "int8", "int8_dynamic", "w8a16", "w4a16", "random"):
         assert f"\n{engine} " in text
 
 
@@ -41,3 +43,36 @@ def test_summary_fits_a_narrow_console(records: RunRecords) -> None:
 
 def test_summary_of_an_empty_run_is_empty() -> None:
     assert printed(RunRecords("empty")) == ""
+
+
+def test_the_reference_is_recognised_and_drops_nothing(records: RunRecords) -> None:
+    row = next(line for line in printed(records).splitlines() if "(reference)" in line)
+    assert row.startswith("fp32 (reference)")
+    assert row.split("0.4210")[1].split()[:2] == ["–", "–"]
+
+
+def test_a_plan_that_lowers_nothing_has_no_interval_around_its_own_zero(
+    records: RunRecords,
+) -> None:
+    idle = tuple(
+        replace(report, asked={"fp32": 35}) if report.name == "plan" else report
+        for report in records.engines
+    )
+    text = printed(replace(records, engines=idle))
+    assert "nothing lowered" in text
+    assert "The plan lowers nothing: its engine is the reference." in text
+
+
+def test_captions_stand_in_one_line(records: RunRecords) -> None:
+    assert "~ is noise: the interval of the drop holds 0\n" in re.sub(
+        " +\n", "\n", printed(records)
+    )
+
+
+def test_plan_summary_shows_the_front_and_no_single_layers(records: RunRecords) -> None:
+    console = Console(width=SUMMARY_WIDTH, file=io.StringIO(), color_system=None)
+    console.print(plan_summary(records))
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "What the planner proposed" in text and "Verdict: " in text
+    assert "most divergent layers" not in text
