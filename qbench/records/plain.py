@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
+_SCALARS = (bool, int, float, str)
 
 
 def to_dict(record: Any) -> Any:
@@ -31,9 +33,21 @@ def from_dict(cls: type[T], data: Mapping[str, Any]) -> T:
     Raises:
         TypeError: If a field without a default is missing.
     """
+    hints = _hints(cast(Any, cls))
+    return cls(
+        **{
+            key: value if hints[key] in _SCALARS else _revive(hints[key], value)
+            for key, value in data.items()
+            if key in hints
+        }
+    )
+
+
+@functools.cache
+def _hints(cls: type[Any]) -> Mapping[str, Any]:
+    """Return the type of each field; cached, for a benchmark has a record a request."""
     hints = typing.get_type_hints(cls)
-    names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    return cls(**{key: _revive(hints[key], value) for key, value in data.items() if key in names})
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
 def _revive(hint: Any, value: Any) -> Any:
