@@ -8,6 +8,7 @@ from typing import Any
 
 from qbench import judging
 from qbench.backends import applicability
+from qbench.config import PlanConfig
 from qbench.errors import InputError, MeasurementError
 from qbench.judging import Candidate
 from qbench.planning.choose import Candidate as Measured
@@ -50,7 +51,7 @@ def decide(work: Workbench, listener: Listener) -> Decision:
     records = work.run.read_sweep()
     offer = make_offer(records, work.layers, work.backend)
     how = work.config.plan
-    proposals = front(offer.options, how.levels, objective=how.objective, ties=offer.ties)
+    proposals = proposals_of(offer, how)
     listener.stage("plan: engines of the front", len(proposals))
     measured, failed = _measure(work, proposals, listener)
     judge = judging.judge_for(work, "sweep")
@@ -66,6 +67,16 @@ def decide(work: Workbench, listener: Listener) -> Decision:
         tuple(rows),
         tuple(m.judgement for m in measured),
     )
+
+
+def proposals_of(offer: Offer, how: PlanConfig) -> list[Proposal]:
+    """Return the proposals to build.
+
+    Where no choice looks faster, the smaller ones are built all the same: the time of a single
+    layer is noisy, and the engines that are measured decide.
+    """
+    found = front(offer.options, how.levels, objective=how.objective, ties=offer.ties)
+    return found or front(offer.options, how.levels, objective="bytes", ties=offer.ties)
 
 
 def _measure(
