@@ -216,7 +216,7 @@ class BenchConfig(_Section):
     """The load: clients in a closed loop, interleaved slices, and the batcher's limits."""
 
     clients: Count = 16
-    rounds: Count = 6
+    rounds: Annotated[int, Field(ge=2)] = 6  # an interval over slices needs two
     seconds: Positive = 2.0
     max_wait_ms: Annotated[float, Field(ge=0)] = 5.0
     token_budget: Count = 256

@@ -25,6 +25,7 @@ import numpy as np
 from qbench.errors import InputError, RunDirError
 
 FORMAT_VERSION = 1
+_MEND = "put it back as it was, or delete the file and run its stage again"
 _FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up"}
 _FULL[errno.EFBIG] = "the file would be larger than the system allows"
 
@@ -170,9 +171,9 @@ def parse_object(raw: bytes, where: str) -> dict[str, Any]:
     try:
         content = json.loads(raw)
     except ValueError as error:
-        raise RunDirError(f"{where}: damaged, not JSON ({error}); delete the file") from None
+        raise RunDirError(f"{where}: damaged, not JSON ({error}); {_MEND}") from None
     if not isinstance(content, dict):
-        raise RunDirError(f"{where}: damaged, not a JSON object; delete the file")
+        raise RunDirError(f"{where}: damaged, not a JSON object; {_MEND}")
     return content
 
 

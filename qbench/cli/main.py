@@ -39,6 +39,7 @@ EXIT_INTERRUPTED = 130
 EXIT_DEFECT = 70
 _FILE_ERRORS = (
     errno.EACCES,
+    errno.EEXIST,
     errno.EISDIR,
     errno.ENAMETOOLONG,
     errno.ENOENT,
@@ -46,6 +47,11 @@ _FILE_ERRORS = (
     errno.EPERM,
     errno.EROFS,
 )
+_SYSTEM_WORDS = {
+    errno.EEXIST: "this is a file, and a folder is needed",
+    errno.EISDIR: "this is a folder, and a file is needed",
+    errno.ENOTDIR: "a part of this path is a file, and a folder is needed",
+}
 _CHATTY = ("datasets", "huggingface_hub", "onnx_ir", "onnxscript", "torch", "transformers")
 
 
@@ -118,7 +124,7 @@ def _explain_system(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"the disk is full{where}; make room and run the same command again"
     if error.filename and error.errno in _FILE_ERRORS:
-        return f"{error.strerror}: {error.filename}"
+        return f"{_SYSTEM_WORDS.get(error.errno, error.strerror)}: {error.filename}"
     return ""
 
 

@@ -125,7 +125,8 @@ def _chosen(names: Sequence[str], form: Form, columns: Mapping[str, str]) -> dic
         role = absent[0]
         raise DataError(
             f"{form} needs column {wanted[role]!r} for {role}{did_you_mean(wanted[role], names)};"
-            f" the data has {_listed(names)}: map it with data.columns.{role}"
+            f" the data has {_listed(names)}: map it with"
+            f" --column {role}=COLUMN (data.columns.{role})"
         )
     return {role: name for role, name in wanted.items() if name in names}
 

@@ -29,9 +29,12 @@ def read_file(path: Path) -> pandas.DataFrame:
         DataError: If it is missing, of another kind, not UTF-8, malformed, or without rows.
     """
     reader = _READERS.get(path.suffix.lower())
+    if path.is_dir():
+        raise DataError(_missing(path))
     if reader is None:
+        kind = f"a {path.suffix!r} file" if path.suffix else "a file without a suffix"
         raise DataError(
-            f"data {str(path)!r}: kind {path.suffix or 'without suffix'!r} is not read;"
+            f"data {str(path)!r}: {kind} is not read;"
             f" allowed: {', '.join(_READERS)}, hub:NAME, package:NAME"
         )
     if not path.is_file():
@@ -53,7 +56,10 @@ def read_file(path: Path) -> pandas.DataFrame:
 
 def _missing(path: Path) -> str:
     if path.is_dir():
-        return f"data {str(path)!r} is a folder, and a file is needed"
+        return (
+            f"data {str(path)!r} is a folder, and a file is needed; allowed:"
+            f" {', '.join(_READERS)}, hub:NAME, package:NAME"
+        )
     folder = path.parent
     if not folder.is_dir():
         return f"data {str(path)!r}: there is no folder {str(folder)!r}"

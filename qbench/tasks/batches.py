@@ -160,7 +160,8 @@ def _check_lengths(lengths: Array, signature: _Signature) -> None:
     if signature.sequence is not None and lengths.max() > signature.sequence:
         raise DataError(
             f"item {int(lengths.argmax())} has {lengths.max()} tokens, and the graph's sequence is"
-            f" fixed at {signature.sequence}: set model.max_length to {signature.sequence}"
+            f" fixed at {signature.sequence}: cut texts with --max-length {signature.sequence}"
+            " (model.max_length)"
         )
 
 

@@ -51,12 +51,12 @@ class Custom:
         """Return the function's score of each sample; the answer is the largest output.
 
         Raises:
-            DataError: If the function does not return one finite number a sample.
+            DataError: If the function raises, or does not return one finite number a sample.
         """
         given = as_items(outputs, self.items)
         metric = self.metrics[0]
         labels = None if self.labels is None else list(self.labels)
-        scores = np.asarray(self.function(given, labels), np.float64)
+        scores = self._scores(given, labels)
         if scores.shape != (self.n,):
             raise DataError(
                 f"task {metric.name!r} must return one score a sample, shape [{self.n}];"
@@ -70,6 +70,18 @@ class Custom:
             )
         answers = np.argmax(given.reshape(self.items, -1), axis=1)
         return Scores({metric.name: scores[:, None]}, answers)
+
+    def _scores(self, outputs: Array, labels: list[Any] | None) -> Array:
+        """Call the function; what it raises becomes one clear error with its cause."""
+        try:
+            return np.asarray(self.function(outputs, labels), np.float64)
+        except Exception as error:
+            raise DataError(
+                f"task {self.metrics[0].name!r} raised {type(error).__name__}: {error}; it was "
+                f"called with outputs {list(outputs.shape)} and "
+                f"{'no labels' if labels is None else f'{len(labels)} labels'} "
+                "(qbench --debug … shows where)"
+            ) from error
 
     def divergence(self, reference: Array, outputs: Array) -> Array:
         """Return ``1 − cosine`` of the outputs ``[n]``."""

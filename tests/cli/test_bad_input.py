@@ -54,6 +54,9 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ([*GOOD, *COLUMNS, "--pooling", "meen"], ["mean"]),
         (["sweep", "model"], ["--data"]),
         (["sweep", "modle", "--data", "pairs.csv", "--task", "retrieval"], ["modle"]),
+        ([*GOOD, "--column", "answer=reply"], ["--column query=COLUMN", "question"]),
+        (["sweep", "model", "--data", "model", "--task", "retrieval"], ["is a folder", ".csv"]),
+        ([*GOOD, *COLUMNS, "--results", "pairs.csv"], ["pairs.csv", "--results"]),
         (["sweep", "model", "--data", "paris.csv", "--task", "retrieval"], ["paris.csv"]),
     ],
 )

@@ -69,7 +69,7 @@ def test_quotes_in_a_tsv_are_text_unless_they_enclose_a_field(tmp_path: Path) ->
         ("a.json", b'{"text": ["a"], "label": []}', "of equal length"),
         ("a.json", b"[]", "no rows"),
         ("a.parquet", b"PAR1 but not really", "cannot be read as Parquet"),
-        ("a.xlsx", b"x", "kind '.xlsx' is not read.*hub:NAME"),
+        ("a.xlsx", b"x", "a '.xlsx' file is not read.*hub:NAME"),
     ],
 )
 def test_bad_files_say_what_and_where(

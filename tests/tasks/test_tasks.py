@@ -129,6 +129,7 @@ def test_a_users_function_is_checked(words, tmp_path) -> None:
     file.write_text(
         "def few(outputs, labels): return [1.0]\n"
         "def nan(outputs, labels): return [0.0, float('nan'), 0.0]\n"
+        "def lost(outputs, labels): return labels['x']\n"
         "def loss(outputs, labels): return [2.0, 3.0, 4.0]\n"
         "loss.higher_is_better, loss.unit, loss.low = False, 'nat', 0\n"
     )
@@ -140,6 +141,8 @@ def test_a_users_function_is_checked(words, tmp_path) -> None:
     assert task.score(outputs).value(metric) == 3
     with pytest.raises(DataError, match=r"shape \[3\]; got shape \[1\]"):
         make_task(settings(f"{file}:few"), rows, words).score(outputs)
+    with pytest.raises(DataError, match=r"'lost' raised TypeError.*outputs \[3, 2\] and no labels"):
+        make_task(settings(f"{file}:lost"), rows, words).score(outputs)
     with pytest.raises(DataError, match="nan for sample 's1'"):
         make_task(settings(f"{file}:nan"), rows, words).score(outputs)
 

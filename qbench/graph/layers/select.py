@@ -60,5 +60,5 @@ def _miss(layers: Layers, pattern: str, what: str) -> str:
     return (
         f"{what} pattern {pattern!r} matches no layer name, module path or node name{hint}; "
         f"allowed: globs such as '*.query' over {len(layers.layers)} layers "
-        f"(kinds: {', '.join(kinds)}); list them with find_layers"
+        f"(kinds: {', '.join(kinds)}); list them with qbench layers"
     )
