@@ -40,19 +40,17 @@ from qbench import judging, pipeline
 from qbench.config import load_config
 from qbench.graph.segments import TensorFact, node_costs, read_names
 from qbench.lowering import lowering_for
-from qbench.planner import decide
 from qbench.planning.costs import make_offer
-from qbench.planning.solve import propose
-from qbench.progress import Silence
+from qbench.planning.front import front
+from qbench.planning.solve import BALANCE, propose
 from qbench.raced import racer_for
-from qbench.records import Layer, Plan, SweepRecord
+from qbench.records import Layer, SweepRecord, Verdict
 from qbench.runtime.ort import open_session
 from qbench.runtime.probe import probe_tensors
 from qbench.sensitivity.cells import Bench, base_record, refuse
 from qbench.sensitivity.replay import Replay
 from qbench.sensitivity.sweep import Sweep
 from qbench.statistics import mean_interval, spearman
-from qbench.tasks import batches_sha256
 from qbench.tasks.base import Array
 from qbench.tasks.batches import gather_outputs
 from qbench.workbench import Workbench
@@ -60,6 +58,7 @@ from qbench.workbench import Workbench
 #: With ``--quick``, one of so many cells of each format is measured.
 STRIDE = 8
 CONFIG = Path(__file__).parents[1] / "configs" / "demo.yaml"
+ENGINE = "tried"
 Cell = tuple[Layer, str]
 
 
@@ -244,34 +243,66 @@ def with_costs(
     return tuple(out)
 
 
+class Verdicts:
+    """The plans of two sweeps: of each front the cheapest whose engine is non-inferior.
+
+    Engines are built and judged on the sweep split; what they cost is taken from the full sweep's
+    records for both, so that the noise of timing engines does not tell the plans apart.
+
+    Args:
+        work: The workbench of the run.
+        full: Records of the full sweep.
+    """
+
+    def __init__(self, work: Workbench, full: Sequence[SweepRecord]) -> None:
+        self._work, self._offer = work, make_offer(full, work.layers, work.backend)
+        self._judge = judging.judge_for(work, "sweep")
+        self._clips = judging.clips_of(work, work.run.read_ranges())
+        self._seen: dict[tuple[str, ...], Verdict] = {}
+        with open_session(work.model.path, work.settings) as session:
+            started = time.perf_counter()
+            batches = work.batches("sweep")
+            for batch in batches:
+                session.run(batch.feeds)
+        self._batch_s = (time.perf_counter() - started) / len(batches)
+
+    def cost(self, formats: Mapping[str, str]) -> float:
+        """Return time over the reference's plus a tenth of bytes over the reference's."""
+        offer = self._offer
+        chosen = propose(formats, offer.options, offer.ties)
+        high = dict.fromkeys(offer.options, offer.high_precision)
+        kept = propose(high, offer.options, offer.ties)
+        return 1.0 + chosen.seconds / self._batch_s + BALANCE * chosen.bytes / kept.bytes
+
+    def plan(self, records: Sequence[SweepRecord]) -> tuple[float, Verdict]:
+        """Return cost and verdict of the plan that records lead to."""
+        offer, how = make_offer(records, self._work.layers, self._work.backend), self._work.config
+        options = (offer.options, how.plan.levels)
+        proposals = front(*options, objective=how.plan.objective, ties=offer.ties)
+        for proposal in sorted(proposals, key=lambda p: self.cost(p.formats)):
+            if self._verdict(proposal.formats) is Verdict.VERIFIED:
+                return self.cost(proposal.formats), Verdict.VERIFIED
+        kept = dict.fromkeys(offer.options, offer.high_precision)
+        return self.cost(kept), Verdict.BUDGET_UNREACHABLE
+
+    def _verdict(self, formats: Mapping[str, str]) -> Verdict:
+        key = tuple(formats.values())
+        if key not in self._seen:
+            plan = judging.plan_for(self._work, judging.Candidate(ENGINE, formats), self._clips)
+            judging.build(self._work, ENGINE, plan)
+            self._seen[key] = judging.judge(self._work, self._judge, ENGINE).verdict
+            judging.discard(self._work, [ENGINE])
+        return self._seen[key]
+
+
 def plans(
     work: Workbench, full: Sequence[SweepRecord], raced: Sequence[SweepRecord]
 ) -> tuple[float, bool, str]:
     """Return the race's plan's cost over the full sweep's, whether verdicts agree, and words."""
-    work.run.start_journal(work.journal_key(batches_sha256(work.batches("sweep"))))
-    decisions = []
-    for records in (raced, full):  # in a journal the last record of a cell counts
-        for record in records:
-            work.run.append_sweep(record)
-        decisions.append(decide(work, Silence()))
-    race_side, full_side = decisions
-    costs = [plan_cost(work, full, decision.plan) for decision in (race_side, full_side)]
-    words = f"{race_side.verdict} and {full_side.verdict}"
-    return costs[0] / costs[1], race_side.verdict is full_side.verdict, words
-
-
-def plan_cost(work: Workbench, records: Sequence[SweepRecord], plan: Plan) -> float:
-    """Return time over the reference's plus a tenth of bytes over the reference's."""
-    offer = make_offer(records, work.layers, work.backend)
-    chosen = propose(plan.formats(), offer.options, offer.ties)
-    kept = propose(dict.fromkeys(offer.options, offer.high_precision), offer.options, offer.ties)
-    batches = work.batches("sweep")
-    with open_session(work.model.path, work.settings) as session:
-        started = time.perf_counter()
-        for batch in batches:
-            session.run(batch.feeds)
-        seconds = (time.perf_counter() - started) / len(batches)
-    return 1.0 + (chosen.seconds - kept.seconds) / seconds + 0.1 * chosen.bytes / kept.bytes
+    verdicts = Verdicts(work, full)
+    (cost, verdict), (full_cost, full_verdict) = verdicts.plan(raced), verdicts.plan(full)
+    words = f"{verdict} after the race, {full_verdict} after the full sweep"
+    return cost / full_cost, verdict is full_verdict, words
 
 
 def reset_peak() -> None:
