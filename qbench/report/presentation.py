@@ -40,13 +40,13 @@ class Column:
         heading: What it holds, with its unit.
         right: Whether it is aligned to the right, as numbers are.
         wrap: Whether its texts are long and may break.
-        least: Characters that it is not narrowed below, on a console.
+        whole: Whether its texts never break on a console.
     """
 
     heading: str
     right: bool = True
     wrap: bool = False
-    least: int = 0
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +125,11 @@ def shown_engines(rows: Sequence[Comparison]) -> Shown:
     metric = judged[0].metric if judged else "metric"
     idle = {row.engine for row in rows if row.lowers_nothing}
     spec: list[tuple[Column, Writer]] = [
-        (Column("engine", right=False, least=len("fp32 (reference)")), _engine),
+        (Column("engine", right=False, whole=True), _engine),
         (Column(metric), num("value", 4)),
         (Column("drop [95 %]"), lambda row: DASH if row.engine in idle else est("drop")(row)),
         (
-            Column("verdict", right=False, least=len("nothing lowered")),
+            Column("verdict", right=False),
             lambda row: _IDLE[row.role] if row.engine in idle else _verdict(row),
         ),
         (Column("size, MB"), lambda row: megabytes(_float(row.bytes))),

@@ -70,7 +70,7 @@ def rich_table(shown: Shown) -> Group:
             Text(column.heading),
             justify="right" if column.right else "left",
             overflow="fold",
-            min_width=column.least or None,
+            no_wrap=column.whole,
         )
     for index, row in enumerate(shown.rows):
         style = "bold" if index in shown.marked else ""

@@ -16,6 +16,7 @@ from qbench.report.wording import (
     not_resolvable,
     number,
 )
+from qbench.statistics import describe
 
 #: How good news each verdict is.
 VERDICT_TONE = {
@@ -70,14 +71,14 @@ def verdict_words(run: RunRecords) -> list[str]:
         words.append(f"This is {not_resolvable(judged.n, judged.n_needed)}.")
     elif not judged.drop.resolvable and judged.drop.low != judged.drop.high:
         words.append("The interval of the drop holds 0: no loss was seen at this n.")
-    return [*words, *_remarks(run, judged.remark, not_resolvable(judged.n, judged.n_needed))]
+    return [*words, *_remarks(run, judged.remark, describe(judged.drop, judged.margin or 0.0))]
 
 
-def _remarks(run: RunRecords, remark: str, known: str | None = None) -> list[str]:
-    """Return what stages said about their verdict, each once, without what is ``known``."""
+def _remarks(run: RunRecords, remark: str, known: str = "") -> list[str]:
+    """Return what stages said about their verdict, each once, without ``known`` in front."""
     said = [remark, str(run.facts.get("verdict_words") or "")]
-    new = [text for text in dict.fromkeys(said) if text and not (known and known in text)]
-    return [text[:1].upper() + text[1:] for text in new]
+    new = dict.fromkeys(text.removeprefix(known).removeprefix("; ") for text in said)
+    return [text[:1].upper() + text[1:] for text in new if text]
 
 
 def key_figures(rows: Iterable[Comparison]) -> list[tuple[str, str, str]]:

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 from rich.console import Console
 
+from qbench.records import Estimate
 from qbench.report.run_records import RunRecords
 from qbench.report.summary import SUMMARY_WIDTH, plan_summary, run_summary
+from qbench.statistics import describe
 from qbench.testing.runs import ODD_NAME
 
 
@@ -59,7 +61,7 @@ def test_a_plan_that_lowers_nothing_has_no_interval_around_its_own_zero(
         for report in records.engines
     )
     text = printed(replace(records, engines=idle))
-    assert "nothing lowered" in text
+    assert re.search(r"^plan .* – +nothing", text, re.MULTILINE)
     assert "The plan lowers nothing: its engine is the reference." in text
 
 
@@ -76,3 +78,25 @@ def test_plan_summary_shows_the_front_and_no_single_layers(records: RunRecords) 
     text = console.file.getvalue()
     assert "What the planner proposed" in text and "Verdict: " in text
     assert "most divergent layers" not in text
+
+
+def test_every_column_is_whole_where_intervals_are_wide(records: RunRecords) -> None:
+    assert records.bench is not None
+    wide = tuple(
+        replace(s, throughput_rps=Estimate(4983.0, 3462.0, 16504.0, 30), cpu_ms_per_request=0.3456)
+        for s in records.bench.summaries
+    )
+    text = printed(replace(records, bench=replace(records.bench, summaries=wide)))
+    assert text.count(" 0.346\n") == len(wide)
+    assert "CPU" in text
+
+
+def test_a_verdict_says_each_thing_once(records: RunRecords) -> None:
+    judged = tuple(
+        replace(j, remark=f"{describe(j.drop, j.margin or 0.0)}; the outputs are all alike")
+        for j in records.judgements
+    )
+    facts = {**records.facts, "verdict_words": judged[1].remark}
+    text = printed(replace(records, judgements=judged, facts=facts))
+    assert f"at n = {judged[0].n}\n" not in text
+    assert text.count("The outputs are all alike") == 1
