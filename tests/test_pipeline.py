@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +19,14 @@ import qbench
 from qbench.config import Config, make_config
 from qbench.engine.build import file_facts
 from qbench.errors import DataError, PlanError, RunDirError
-from qbench.pipeline import build_engine, calibrate, current_plan, run, start, sweep, verify
+from qbench.pipeline import bench, build_engine, calibrate, current_plan, run, start, sweep, verify
 from qbench.planning.planfile import read_plan
 from qbench.records import Status, Verdict
 from qbench.rundir import RunDir
 from qbench.testing.models import bert_folder, labelled_csv, pairs_csv
 from qbench.workbench import Workbench
+
+Stage = Callable[[Workbench], object]
 
 
 @pytest.fixture(scope="module")
@@ -271,3 +273,30 @@ def test_verify_again_after_an_edit_judges_the_new_engine(whole: Workbench) -> N
     judgements = verify(whole)
     assert judgements[0].engine == "plan"
     assert judgements[0].n == whole.task("verification").n
+
+
+def test_an_engine_goes_into_a_folder_beside_what_is_there(
+    whole: Workbench, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.txt").write_text("precious")
+    build_engine(whole, folder=tmp_path)
+    assert (tmp_path / "mine.txt").read_text() == "precious"
+    assert (tmp_path / "engine.onnx").is_file()
+
+
+@pytest.mark.parametrize("stage", [verify, bench])
+def test_an_engine_that_is_gone_or_old_is_built_first(whole: Workbench, stage: Stage) -> None:
+    engine, plan = whole.run.engine_dir("plan") / "engine.onnx", whole.run.plan_path
+    kept, said = engine.read_bytes(), plan.read_text()
+    engine.unlink()
+    with pytest.raises(RunDirError, match=r"engine is gone.*qbench build"):
+        stage(whole)
+    engine.write_bytes(kept)
+    first = next(entry for entry in current_plan(whole).layers if entry.format != "fp32")
+    head, tail = said.split(f"- name: {first.name}\n")
+    plan.write_text(
+        f"{head}- name: {first.name}\n{tail.replace(f'format: {first.format}', 'format: fp32', 1)}"
+    )
+    with pytest.raises(RunDirError, match=r"changed since.*qbench build"):
+        stage(whole)
+    plan.write_text(said)
