@@ -165,6 +165,7 @@ def test_the_configurations_of_the_project_are_valid(root: Path) -> None:
         "hub_embedder.yaml",
         "local_classifier.yaml",
         "onnx_file.yaml",
+        "reactions.yaml",
     ]
     for path in paths:
         load_config(path)
