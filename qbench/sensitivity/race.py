@@ -13,10 +13,16 @@ of these prices, and only as much as that choice would then lose. So a cell stop
 
 The others are looked at again, on more samples, and at last on all of them.
 
+A common factor on all divergences changes no choice, and most of the error of a look is one: the
+samples that it happens to hold are easy or hard for every cell. So a cell is compared with the
+*profile* of its look, the mean over the other cells of their divergences, each over its own mean:
+its interval is that of the logarithm of a ratio, by the jackknife (B. Efron, 1982, "The jackknife,
+the bootstrap and other resampling plans"), with Student's quantile at as many samples as carry the
+profile. What the factor is, cells tell that are measured both ways (``scale``).
+
 Looks are paid for: of the ``1 − level`` that all looks at a cell may err together, each look gets
 an equal part, so the interval of a look is wider the more looks there are (Bonferroni's
-inequality; R. Simes, 1986, gives its history). Intervals are studentised bootstraps, which hold
-for skewed divergences at the few samples of a first look.
+inequality).
 """
 
 from __future__ import annotations
@@ -25,22 +31,24 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qbench.records import Estimate
-from qbench.statistics.intervals import studentised_interval
 
 Floats = NDArray[np.float64]
 #: A cell by layer and format.
 Cell = tuple[str, str]
-#: Bootstrap resamples of a look's interval.
-_RESAMPLES = 999
+#: Other cells that a profile takes.
+FELLOWS = 4
+#: Largest half-width of a logarithm.
+_WIDEST = 12.0
 #: Prices at which choices are compared.
 _PRICES = 65
 #: What a cell may still lose when it stops, as a share of all that could be saved.
-TOLERANCE = 0.03
+TOLERANCE = 0.02
 #: Levels of the planner's front, where nobody says.
 LEVELS = 8
 
@@ -102,7 +110,7 @@ class Job:
 @dataclass(slots=True)
 class _Standing:
     fate: Fate = Fate.OPEN
-    seen: list[Estimate] = field(default_factory=list)  # look by look, on the looks' own scale
+    seen: list[Floats] = field(default_factory=list)  # divergences [m], look by look
     full: Estimate | None = None
     regret: float = 0.0
 
@@ -114,14 +122,12 @@ class Race:
     Attributes:
         cells: The cells, in the order in which they are measured.
         rules: How it is run.
-        seed: Seed of the resamples.
     """
 
     cells: Sequence[Cell]
     rules: Rules
-    seed: int = 0
     _standing: dict[Cell, _Standing] = field(default_factory=dict)
-    _tops: dict[str, float] = field(default_factory=dict)
+    _intervals: dict[tuple[Cell, int], Estimate] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """All cells are open."""
@@ -140,12 +146,8 @@ class Race:
 
     def tell(self, cell: Cell, divergences: Sequence[float]) -> None:
         """Take the divergences [m] of a cell at its next look, earlier looks' samples included."""
-        values = np.asarray(divergences, dtype=np.float64)
-        top = max(self._tops.get(cell[1], 0.0), float(values.max(initial=0.0)))
-        self._tops[cell[1]] = top
-        low, high = look_interval(values, top, self.rules.look_level, self.seed)
-        mean, level = float(values.mean()), self.rules.level
-        self._standing[cell].seen.append(Estimate(mean, low, high, len(values), level, "sub_pool"))
+        self._standing[cell].seen.append(np.asarray(divergences, dtype=np.float64))
+        self._intervals.clear()
 
     def finish(self, cell: Cell, estimate: Estimate | None) -> None:
         """Take a cell's estimate on the full pool; ``None`` where it could not be measured."""
@@ -196,14 +198,26 @@ class Race:
         now = self._standing[cell]
         if now.full is not None or now.fate is Fate.CLOSED or not now.seen:
             return now.full
-        last, scale = now.seen[-1], self.scale(len(now.seen) - 1)
-        share = 1.0 + self.rules.spread
+        look = len(now.seen) - 1
+        own, scale, share = self._interval(cell, look), self.scale(look), 1.0 + self.rules.spread
         return replace(
-            last,
-            value=last.value * scale,
-            low=last.low * scale / share,
-            high=last.high * scale * share,
+            own,
+            value=own.value * scale,
+            low=own.low * scale / share,
+            high=own.high * scale * share,
         )
+
+    def _interval(self, cell: Cell, look: int) -> Estimate:
+        """Return a cell's mean at a look, on the look's own scale, with its interval."""
+        if (cell, look) not in self._intervals:
+            cells = [c for c, now in self._standing.items() if len(now.seen) > look]
+            rows = np.array([self._standing[c].seen[look] for c in cells])
+            ends = look_intervals(rows, self.rules.look_level)
+            level, n = self.rules.level, rows.shape[1]
+            for at, c in enumerate(cells):
+                low, mean, high = (float(x) for x in ends[at])
+                self._intervals[c, look] = Estimate(mean, low, high, n, level, "sub_pool")
+        return self._intervals[cell, look]
 
     def scale(self, look: int) -> float:
         """Return what a look's mean divergence is multiplied with to compare with the full one.
@@ -213,10 +227,10 @@ class Race:
         """
         given = self.rules.scales[look]
         logs = [
-            np.log(now.full.value / (now.seen[look].value * given))
+            np.log(now.full.value / (now.seen[look].mean() * given))
             for now in self._standing.values()
             if now.full is not None and len(now.seen) > look
-            if now.full.value > 0 and now.seen[look].value > 0
+            if now.full.value > 0 and now.seen[look].any()
         ]
         return given * float(np.exp(sum(logs) / (len(logs) + 1)))
 
@@ -225,21 +239,48 @@ def _depth(job: Job) -> float:
     return float("inf") if job.look is None else float(job.look)
 
 
-def look_interval(values: Floats, top: float, level: float, seed: int) -> tuple[float, float]:
-    """Return the interval of the mean of non-negative ``values`` [m] at one look.
+def look_intervals(rows: Floats, level: float) -> Floats:
+    """Return low end, mean and high end of each cell at one look, shape [cells, 3].
+
+    With fewer than ``FELLOWS`` other cells there is no profile: it is then the same for all
+    samples. A cell that changed no sample may hide what others showed: its upper end is the rule
+    of three times the largest divergence of all.
 
     Args:
-        values: Divergences of the look's samples.
-        top: The largest divergence that any cell of the format showed; it bounds what samples
-            that did not change may hide.
+        rows: Divergences, the same samples in every cell, shape [cells, m].
         level: Two-sided coverage.
-        seed: Seed of the resamples.
     """
-    ends = studentised_interval(values, seed=seed, resamples=_RESAMPLES, level=level)
-    if ends is None:
-        missed = min(1.0, -np.log(1.0 - level) / len(values))
-        return 0.0, float(values.mean()) + top * float(missed)
-    return max(0.0, ends[0]), max(ends[1], float(values.mean()))
+    means = rows.mean(axis=1)
+    ends = np.stack([means, means, means], axis=1)
+    missed = min(1.0, -np.log(1.0 - level) / rows.shape[1])
+    moved = np.flatnonzero(means > 0)
+    ends[means <= 0, 2] = missed * rows.max(initial=0.0)
+    shares = rows[moved] / means[moved, None]
+    fellows = len(shares) - 1
+    total = shares.sum(axis=0)
+    for at, share in zip(moved, shares, strict=True):
+        profile = (total - share) / fellows if fellows >= FELLOWS else np.ones_like(share)
+        factor = np.exp(_log_half(share, profile, level))
+        ends[at, 0], ends[at, 2] = means[at] / factor, means[at] * factor
+    return ends
+
+
+def _log_half(values: Floats, profile: Floats, level: float) -> float:
+    """Return the half-width of the logarithm of ``sum(values) / sum(profile)``, both [m]."""
+    n = len(values)
+    floor = 1e-9 * float(values.sum())  # one sample may carry it all
+    left = np.maximum(values.sum() - values, floor) / (profile.sum() - profile)
+    logs = np.log(left)
+    error = np.sqrt((n - 1) / n * np.square(logs - logs.mean()).sum())
+    carrying = float(np.square(profile.sum()) / np.square(profile).sum())
+    return min(_student(max(1.0, carrying - 1.0), level) * float(error), _WIDEST)
+
+
+@lru_cache(maxsize=64)
+def _student(freedom: float, level: float) -> float:
+    from scipy.stats import t
+
+    return float(t.ppf((1.0 + level) / 2.0, freedom))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

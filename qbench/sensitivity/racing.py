@@ -109,7 +109,7 @@ class Racer:
                 runnable.append(cell)
             elif cell not in stored:
                 yield said
-        race = Race(runnable, self._rules, self._bench.seed)
+        race = Race(runnable, self._rules)
         self._time(runnable)
         yield from self._rounds(race, stored)
         yield from self._finals(race, stored)
