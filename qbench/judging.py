@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
 from qbench.backends import backend_named
 from qbench.calibration.calibrators import clip_of
@@ -185,8 +187,14 @@ def discard(work: Workbench, names: Iterable[str]) -> None:
 
 
 def reference_report(work: Workbench) -> EngineReport:
-    """Return the model itself as an engine: nothing lowered."""
+    """Return the model itself as an engine: nothing lowered.
+
+    What exporters write beside the graph (scopes, versions) is no part of an engine's size.
+    """
     size, sha256 = file_facts(work.model.path)
+    bare = work.model.ir.clone()
+    ClearMetadataAndDocStringPass()(bare)
+    size -= max(work.model.path.stat().st_size - ir.to_proto(bare).ByteSize(), 0)
     asked = {work.backend.high_precision: len(work.layers.layers)}
     path = str(work.model.path.relative_to(work.run.path))
     return EngineReport(

@@ -63,6 +63,9 @@ def command(model: str, **options: Any) -> Answer:
             console.print(f"data: {remark}", markup=False)
         told = ", ".join(f"{n} {status}" for status, n in counts.items())
         console.print(f"{len(records)} cells: {told}", markup=False)
+        if not counts.get("ok"):
+            for reason, number in Counter(r.reason for r in records).most_common(3):
+                console.print(f"  {number} × {reason}", markup=False)
         console.print(f"run: {work.run.path}", markup=False)
 
     return Answer(content, show)

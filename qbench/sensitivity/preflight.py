@@ -20,6 +20,9 @@ from qbench.sensitivity.replay import Replay
 
 #: Largest difference, relative to the largest output, between chained and whole reference.
 CHAIN_TOLERANCE = 1e-5
+#: The same where the graph itself holds half-precision tensors: runtimes keep single precision
+#: between their nodes, and round where the graph is cut.
+HALF_TOLERANCE = 1e-2
 #: Bytes that one record takes in the journal, a sample and metric.
 _BYTES_A_SAMPLE = 24
 
@@ -68,15 +71,18 @@ def check_chain(replay: Replay, whole: np.ndarray, batch: int = 0) -> float:
         batch: Index of the batch.
 
     Raises:
-        MeasurementError: If they differ by more than 1e-5 of the largest output.
+        MeasurementError: If they differ by more than 1e-5 of the largest output (1e-2 where the
+            graph holds half-precision tensors).
     """
     chained = replay.reference_output(batch)
     top = float(np.abs(whole).max()) or 1.0
     difference = float(np.abs(chained - whole).max()) / top
-    if not difference <= CHAIN_TOLERANCE:
+    allowed = HALF_TOLERANCE if replay.holds_half else CHAIN_TOLERANCE
+    if not difference <= allowed:
         raise MeasurementError(
             f"the graph run in {len(replay.segments)} segments differs from the whole graph by "
-            f"{difference:.2g} of its largest output; allowed {CHAIN_TOLERANCE:g}"
+            f"{difference:.2g} of its largest output; allowed {allowed:g}; please report it: "
+            "nothing is measured on a wrong reference"
         )
     return difference
 

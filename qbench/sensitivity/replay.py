@@ -137,6 +137,12 @@ class Replay:
         """
         return np.cumsum(np.array(self._segment_seconds)[:, ::-1], axis=1)[:, ::-1]
 
+    @property
+    def holds_half(self) -> bool:
+        """Whether a tensor of the graph is in half precision."""
+        halves = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+        return any(v.dtype in halves for node in self.model.graph for v in node.outputs)
+
     def largest_segment_bytes(self) -> int:
         """Return the bytes of weights in the heaviest segment: a changed one is loaded beside."""
         sizes = [0]
