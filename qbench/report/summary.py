@@ -82,7 +82,7 @@ def _layer_parts(run: RunRecords, top: int) -> list[RenderableType]:
     from rich.text import Text
 
     parts: list[RenderableType] = []
-    if run.sweep and top:
+    if top and any(record.divergence is not None for record in run.sweep):
         parts.append(rich_table(shown_sensitive(run.sweep, top=top, others=False)))
         words = [
             multiplicity_words(run.sweep, primary_metric(run.sweep)),
