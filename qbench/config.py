@@ -118,14 +118,52 @@ def parse_bytes(text: str) -> int:
     return int(size)
 
 
+def parse_seconds(text: str) -> float:
+    """Return a time such as ``"10m"``, ``"90s"``, ``"1.5 h"`` in seconds.
+
+    Raises:
+        ConfigError: If it has no unit, is no time, or is not above zero.
+    """
+    said = text.strip().lower()
+    factor = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(said[-1:], 0.0)
+    try:
+        seconds = float(said[:-1]) * factor
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ConfigError(
+            f"budget: got {text!r}; allowed: a time above zero with its unit, such as 90s, 10m or "
+            "1.5h; leave it out for no limit"
+        )
+    return seconds
+
+
 class SweepConfig(_Section):
-    """Which cells are measured. ``max_tokens`` bounds the tokens of one batch."""
+    """Which cells are measured. ``max_tokens`` bounds the tokens of one batch.
+
+    With ``race``, cells are measured on growing parts of the samples, and on all of them where
+    they may change the plan; ``budget`` bounds the time that this takes.
+    """
 
     formats: Names = ("fp16", "int8", "int8_dynamic", "w8a16", "w4a16")
     include: Names = ()
     exclude: Names = ()
     max_tokens: Count = 512
     max_memory: str | None = None
+    race: bool = False
+    budget: str | None = None
+
+    @field_validator("budget")
+    @classmethod
+    def _readable_time(cls, given: str | None) -> str | None:
+        if given is not None:
+            parse_seconds(given)
+        return given
+
+    @property
+    def budget_s(self) -> float | None:
+        """``budget`` in seconds."""
+        return None if self.budget is None else parse_seconds(self.budget)
 
     @field_validator("max_memory")
     @classmethod
