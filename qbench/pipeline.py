@@ -35,7 +35,7 @@ from qbench.runtime.loading import load_model
 from qbench.runtime.ort import open_session
 from qbench.serving.bench import BenchSettings, Workload
 from qbench.serving.bench import bench as serve_and_measure
-from qbench.sweeping import ready_sweep
+from qbench.sweeping import all_cells, raced_cells, ready_sweep, tell_effort
 from qbench.tasks import Batch
 from qbench.tasks.padding import can_pad
 from qbench.trust import measure_noise, measure_restored
@@ -120,23 +120,19 @@ def calibrate(work: Workbench, listener: Listener | None = None) -> tuple[Tensor
 def sweep(work: Workbench, listener: Listener | None = None) -> Iterator[SweepRecord]:
     """Yield the record of every cell; cells that the journal holds come from it.
 
+    With ``sweep.race`` cells stop where they cannot change the plan any more, and say so. With
+    ``sweep.budget`` cells that were not reached have no record, and ``run.json`` counts them.
+
     Raises:
         InputError: As ``sweeping.ready_sweep``.
     """
     listener = listener or Silence()
-    layers = work.layers.by_name()
     with ready_sweep(work, listener) as ready:
         listener.stage("sweep: cells", len(ready.cells))
-        for cell in ready.cells:
-            record = ready.known.get(cell)
-            if record is None:
-                record = ready.runner.measure(layers[cell[0]], cell[1])
-                work.run.append_sweep(record)
-                listener.step(f"{cell[0]} {cell[1]}")
-            else:
-                listener.step("from the journal")
-            yield record
+        measured = raced_cells if work.config.sweep.race else all_cells
+        yield from measured(work, ready, listener)
         records = work.run.read_sweep()
+        tell_effort(work, records, ready.cells)
         measure_noise(work, ready.runner.bench, records, listener, budget_s=TRUST_BUDGET_S)
         measure_restored(work, ready.runner.bench, records, listener, budget_s=TRUST_BUDGET_S)
 

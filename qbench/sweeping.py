@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from qbench import judging
 from qbench.progress import Listener
+from qbench.raced import describe_effort, racer_for
 from qbench.records import SweepRecord, to_dict
 from qbench.runtime.ort import open_session
 from qbench.sensitivity.preflight import (
@@ -19,6 +21,7 @@ from qbench.sensitivity.preflight import (
     forecast,
     try_cells,
 )
+from qbench.sensitivity.racing import is_final
 from qbench.sensitivity.replay import Replay
 from qbench.sensitivity.sweep import Sweep
 from qbench.tasks import batches_sha256, check_expectation
@@ -82,6 +85,55 @@ def ready_sweep(work: Workbench, listener: Listener) -> Iterator[ReadySweep]:
         yield ReadySweep(runner, cells, known, expected)
     finally:
         runner.close()
+
+
+def all_cells(work: Workbench, ready: ReadySweep, listener: Listener) -> Iterator[SweepRecord]:
+    """Yield the record of every cell, measured on all samples, until the time budget is used up."""
+    layers = work.layers.by_name()
+    deadline = time.perf_counter() + (work.config.sweep.budget_s or float("inf"))
+    for cell in ready.cells:
+        record = ready.known.get(cell)
+        if record is not None:
+            listener.step("from the journal")
+            yield record
+        elif time.perf_counter() < deadline:
+            record = ready.runner.measure(layers[cell[0]], cell[1])
+            work.run.append_sweep(record)
+            listener.step(f"{cell[0]} {cell[1]}")
+            yield record
+
+
+def raced_cells(work: Workbench, ready: ReadySweep, listener: Listener) -> Iterator[SweepRecord]:
+    """Yield what a race over the cells comes to; where it cannot be run, every cell in full.
+
+    States on the way go to the journal too: a race that was killed goes on from them.
+    """
+    racer = racer_for(work, ready.runner, work.config.sweep.budget_s)
+    if racer is None:
+        yield from all_cells(work, ready, listener)
+        return
+    done = {cell: record for cell, record in ready.known.items() if is_final(record)}
+    for record in done.values():
+        listener.step("from the journal")
+        yield record
+    for record in racer.run(ready.cells, ready.known.values()):
+        work.run.append_sweep(record)
+        if is_final(record):
+            listener.step(f"{record.layer} {record.format}")
+            yield record
+
+
+def tell_effort(work: Workbench, records: Sequence[SweepRecord], cells: Sequence[Cell]) -> None:
+    """Write into ``run.json`` what the sweep covered, and what it did not reach."""
+    reached = {(record.layer, record.format) for record in records}
+    work.run.write_run(
+        {
+            "sweep": {
+                "effort": describe_effort(records, cells),
+                "not_reached": [list(cell) for cell in cells if cell not in reached],
+            }
+        }
+    )
 
 
 def _check_reference(work: Workbench, runner: Sweep) -> None:

@@ -300,3 +300,26 @@ def test_an_engine_that_is_gone_or_old_is_built_first(whole: Workbench, stage: S
     with pytest.raises(RunDirError, match=r"changed since.*qbench build"):
         stage(whole)
     plan.write_text(said)
+
+
+def test_a_raced_sweep_says_what_stopped(place: Path) -> None:
+    work = start(configured(place, **{"sweep.race": True, "run.id": "raced"}))
+    calibrate(work)
+    records = list(sweep(work))
+    cells = {(r.layer, r.format) for r in records}
+    assert len(records) == len(cells) == len(work.layers.layers) * 5
+    assert all(r.effort for r in records if r.status is Status.OK)
+    again = {(r.layer, r.format): r for r in sweep(work)}
+    assert again == {(r.layer, r.format): r for r in records}
+    assert work.run.read_run()["sweep"]["not_reached"] == []
+    work.run.unlock()
+
+
+def test_a_time_budget_leaves_the_rest_and_says_so(place: Path) -> None:
+    work = start(configured(place, **{"sweep.budget": "0.001s", "run.id": "hurried"}))
+    calibrate(work)
+    records = list(sweep(work))
+    told = work.run.read_run()["sweep"]
+    assert told["not_reached"] and "not reached" in told["effort"]
+    assert len(records) + len(told["not_reached"]) == len(work.layers.layers) * 5
+    work.run.unlock()

@@ -31,6 +31,8 @@ _KEYS = {
     "metric": "task.metric",
     "calibrator": "calibrate.calibrator",
     "percentile": "calibrate.percentile",
+    "race": "sweep.race",
+    "budget": "sweep.budget",
     "max_memory": "sweep.max_memory",
     "backend": "plan.backend",
     "max_drop": "plan.max_drop",
@@ -127,6 +129,14 @@ def sweep_options(function: F) -> F:
                 help="Format to try; repeat it.",
             ),
             *layer_globs(),
+            click.option(
+                "--race/--no-race",
+                default=None,
+                help="Stop cells that cannot change the plan any more (off by default).",
+            ),
+            click.option(
+                "--budget", metavar="TIME", help="Time that the cells may take: 90s, 10m, 1h."
+            ),
             click.option(
                 "--max-memory", metavar="SIZE", help="Refuse a sweep that would take more: 4G."
             ),
