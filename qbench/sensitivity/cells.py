@@ -67,15 +67,24 @@ class Bench:
     family: int = 1
 
 
-def measure_cell(bench: Bench, layer: Layer, format_name: str) -> SweepRecord:
-    """Measure one (layer, format) on the sweep split and return its record."""
+def measure_cell(
+    bench: Bench, layer: Layer, format_name: str, outputs_only: bool = False
+) -> SweepRecord:
+    """Measure one (layer, format) on the sweep split and return its record.
+
+    Args:
+        bench: What the cells share.
+        layer: The layer.
+        format_name: The format.
+        outputs_only: Whether latency and local error are left out; a race knows them already.
+    """
     started = time.perf_counter()
     base = base_record(bench, layer, format_name)
     refusal = refuse(bench, layer, format_name)
     if refusal is not None:
         return replace(base, status=refusal.status, reason=refusal.reason, remedy=refusal.remedy)
     try:
-        record = _measure(bench, layer, base)
+        record = _measure(bench, layer, base, outputs_only)
     except Exception as error:  # whatever one cell runs into is its record: the others go on
         record = replace(
             base,
@@ -137,7 +146,7 @@ def _overflow(bench: Bench, layer: Layer) -> Refusal | None:
     return None
 
 
-def _measure(bench: Bench, layer: Layer, base: SweepRecord) -> SweepRecord:
+def _measure(bench: Bench, layer: Layer, base: SweepRecord, outputs_only: bool) -> SweepRecord:
     lowering = lowering_for(base.format)
     clips = bench.clips
 
@@ -153,8 +162,8 @@ def _measure(bench: Bench, layer: Layer, base: SweepRecord) -> SweepRecord:
         if bad:
             remedy = "keep the layer in high precision"
             return replace(base, status=Status.INVALID, reason=bad, remedy=remedy)
-        latency = paired_latency(bench.replay, changed)
-        sqnr_db, cosine = _local_error(bench, layer, base.format)
+        latency = None if outputs_only else paired_latency(bench.replay, changed)
+        local = (None, None) if outputs_only else _local_error(bench, layer, base.format)
     finally:
         changed.close()
     record = replace(
@@ -162,8 +171,8 @@ def _measure(bench: Bench, layer: Layer, base: SweepRecord) -> SweepRecord:
         latency_delta_ms=latency,
         weight_bytes=changed.change.weight_bytes,
         reason=changed.change.remark,
-        sqnr_db=sqnr_db,
-        cosine=cosine,
+        sqnr_db=local[0],
+        cosine=local[1],
     )
     return judge_cell(bench, record, outputs)
 

@@ -26,7 +26,7 @@ Savings = Callable[[Sequence[SweepRecord]], Mapping[Cell, float]]
 #: Layers that are timed of each (kind, weight shape, format); emulated formats have no speed.
 _TIMED, _TIMED_EMULATED = 2, 1
 #: Batches of such a latency, and repeats.
-_BATCHES, _BATCHES_EMULATED, _REPEATS = 6, 2, 2
+_BATCHES, _BATCHES_EMULATED, _REPEATS = 4, 2, 2
 #: Most of a time budget that latencies may take.
 _TIMING_SHARE = 0.3
 #: How a provisional record begins its ``effort``.
@@ -160,7 +160,7 @@ class Racer:
             return None
         layer = self._layers[job.cell[0]]
         if job.look is None:
-            return measure_cell(self._bench, layer, job.cell[1])
+            return measure_cell(self._bench, layer, job.cell[1], outputs_only=True)
         return self.pools.look_at(layer, job.cell[1], job.look)
 
     def _take(self, race: Race, job: Job, record: SweepRecord) -> SweepRecord:
@@ -169,6 +169,8 @@ class Racer:
         samples = {**(before.samples if before else {}), **record.samples}
         latency = record.latency_delta_ms or self._latency.get(cell)
         record = replace(record, samples=samples, latency_delta_ms=latency)
+        if before is not None and record.sqnr_db is None:
+            record = replace(record, sqnr_db=before.sqnr_db, cosine=before.cosine)
         self._records[cell] = record
         if record.status is not Status.OK or job.look is None:
             self.pools.forget(cell)
