@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from qbench import judging
 from qbench.progress import Listener
@@ -67,7 +69,8 @@ def ready_sweep(work: Workbench, listener: Listener) -> Iterator[ReadySweep]:
     known = {(r.layer, r.format): r for r in work.run.read_sweep()}
     cells = tuple((x.name, name) for x in work.chosen for name in work.config.sweep.formats)
     listener.stage("sweep: running the reference")
-    replay = Replay(work.model.ir, work.layers, batches, work.settings, work.model.output)
+    one = replace(work.settings, threads=1)  # cells are measured side by side, a thread each
+    replay = Replay(work.model.ir, work.layers, batches, one, work.model.output)
     clips, seed = judging.clips_of(work, ranges), work.config.run.seed
     family = len(cells) * len(task.metrics)
     runner = Sweep(replay, task, work.backend, clips, ranges, seed, family)
@@ -88,19 +91,32 @@ def ready_sweep(work: Workbench, listener: Listener) -> Iterator[ReadySweep]:
 
 
 def all_cells(work: Workbench, ready: ReadySweep, listener: Listener) -> Iterator[SweepRecord]:
-    """Yield the record of every cell, measured on all samples, until the time budget is used up."""
+    """Yield the record of every cell, measured on all samples, until the time budget is used up.
+
+    Several cells are measured side by side, one thread each: on small batches that beats several
+    threads in one cell. Records come in the order of the graph.
+    """
     layers = work.layers.by_name()
     deadline = time.perf_counter() + (work.config.sweep.budget_s or float("inf"))
-    for cell in ready.cells:
-        record = ready.known.get(cell)
-        if record is not None:
-            listener.step("from the journal")
-            yield record
-        elif time.perf_counter() < deadline:
-            record = ready.runner.measure(layers[cell[0]], cell[1])
-            work.run.append_sweep(record)
-            listener.step(f"{cell[0]} {cell[1]}")
-            yield record
+    waiting = deque(ready.pending)
+    running: dict[Cell, Future[SweepRecord]] = {}
+    workers = work.settings.threads
+    pool = ThreadPoolExecutor(workers)
+    try:
+        for cell in ready.cells:
+            while waiting and len(running) <= workers and time.perf_counter() < deadline:
+                name, form = waiting.popleft()
+                running[name, form] = pool.submit(ready.runner.measure, layers[name], form)
+            if cell in ready.known:
+                listener.step("from the journal")
+                yield ready.known[cell]
+            elif cell in running:
+                record = running.pop(cell).result()
+                work.run.append_sweep(record)
+                listener.step(f"{cell[0]} {cell[1]}")
+                yield record
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def raced_cells(work: Workbench, ready: ReadySweep, listener: Listener) -> Iterator[SweepRecord]:
@@ -150,7 +166,7 @@ def _check_reference(work: Workbench, runner: Sweep) -> None:
 def _fly(work: Workbench, runner: Sweep, pending: Sequence[Cell], listener: Listener) -> Preflight:
     flight = Preflight()
     replay = runner.bench.replay
-    with open_session(work.model.path, work.settings) as session:
+    with open_session(work.model.path, replay.settings) as session:
         feeds = replay.batches[0].feeds
         whole = session.run(feeds, [work.model.output])[work.model.output]
     flight.chain_difference = check_chain(replay, whole)

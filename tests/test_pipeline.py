@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from qbench.engine.build import file_facts
 from qbench.errors import DataError, PlanError, RunDirError
 from qbench.pipeline import bench, build_engine, calibrate, current_plan, run, start, sweep, verify
 from qbench.planning.planfile import read_plan
-from qbench.records import Status, Verdict
+from qbench.records import Status, SweepRecord, Verdict
 from qbench.rundir import RunDir
 from qbench.testing.models import bert_folder, labelled_csv, pairs_csv
 from qbench.workbench import Workbench
@@ -322,4 +323,14 @@ def test_a_time_budget_leaves_the_rest_and_says_so(place: Path) -> None:
     told = work.run.read_run()["sweep"]
     assert told["not_reached"] and "not reached" in told["effort"]
     assert len(records) + len(told["not_reached"]) == len(work.layers.layers) * 5
+    work.run.unlock()
+
+
+def test_cells_side_by_side_give_the_same_numbers(place: Path, whole: Workbench) -> None:
+    def numbers(records: tuple[SweepRecord, ...]) -> dict[tuple[str, str], SweepRecord]:
+        return {(r.layer, r.format): replace(r, latency_delta_ms=None, wall_s=0.0) for r in records}
+
+    work = start(configured(place, **{"run.threads": 2, "run.id": "abreast"}))
+    calibrate(work)
+    assert numbers(tuple(sweep(work))) == numbers(whole.run.read_sweep())
     work.run.unlock()

@@ -6,6 +6,7 @@ cell starts from those at the cut before its layer.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -60,6 +61,14 @@ class ChangedSegments:
             session.close()
 
 
+class _Taps(threading.local):
+    """The reference's outputs of the layer that a thread looked at last, by segment."""
+
+    def __init__(self) -> None:
+        self.key: tuple[str, tuple[int, ...]] = ("", ())
+        self.kept: dict[int, list[dict[str, Array]]] = {}
+
+
 class Replay:
     """The reference run, cut in segments, and replays of it with segments changed.
 
@@ -100,8 +109,7 @@ class Replay:
         self._kept: list[dict[str, Array]] = []
         self._reference: list[Array] = []
         self._segment_seconds: list[Array] = []
-        self._taps_of: tuple[str, tuple[int, ...]] = ("", ())
-        self._taps: dict[int, list[dict[str, Array]]] = {}
+        self._taps = _Taps()
 
     def segments_of(self, layer: Layer) -> tuple[int, ...]:
         """Return the indices of the segments that hold nodes or edges of a layer, ascending."""
@@ -224,26 +232,26 @@ class Replay:
     ) -> list[dict[str, Array]]:
         """Return the reference's values of the layer's outputs in one segment, batch by batch.
 
-        The last layer's are kept: its other formats ask for them next.
+        The last layer's are kept, for each thread: its other formats ask for them next.
         """
-        key = (layer.name, tuple(batches))
-        if self._taps_of != key:
-            self._taps_of, self._taps = key, {}
-        if index not in self._taps:
+        taps, key = self._taps, (layer.name, tuple(batches))
+        if taps.key != key:
+            taps.key, taps.kept = key, {}
+        if index not in taps.kept:
             part = self.part(index)
             names = tap_outputs(part, layer)
             with open_session(part, self.settings) as session:
-                self._taps[index] = [
+                taps.kept[index] = [
                     self.run_segment(index, batch, session, names) if names else {}
                     for batch in batches
                 ]
-        return self._taps[index]
+        return taps.kept[index]
 
     def close(self) -> None:
         """Free every session and the kept activations."""
         for session in self._sessions:
             session.close()
-        self._kept, self._reference, self._taps = [], [], {}
+        self._kept, self._reference, self._taps = [], [], _Taps()
 
 
 def _what_matters(
