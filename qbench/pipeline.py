@@ -42,7 +42,7 @@ from qbench.trust import measure_noise, measure_restored
 from qbench.workbench import Workbench
 
 #: Seconds that the noise floor, and the restored view, may take each; what was left out is said.
-TRUST_BUDGET_S = 40.0
+TRUST_BUDGET_S = 25.0
 
 __all__ = [
     "bench",
