@@ -22,7 +22,8 @@ FLOORS = {
     **dict.fromkeys(["schemas", "graph", "lowering"], 2),
     **dict.fromkeys(["runtime", "tasks"], 3),
     **dict.fromkeys(["calibration", "sensitivity", "planning", "engine", "serving"], 4),
-    **dict.fromkeys(["pipeline", "planner", "judging", "sweeping", "raced", "workbench", "progress"], 5),
+    **dict.fromkeys(["pipeline", "planner", "judging", "sweeping", "workbench"], 5),
+    **dict.fromkeys(["raced", "progress"], 5),
     **dict.fromkeys(["trust", "auditing"], 5),
     **dict.fromkeys(["cli", "report", "testing"], 6),
 }

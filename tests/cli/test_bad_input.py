@@ -114,9 +114,7 @@ def test_a_folder_that_is_no_run(command: str, capsys: pytest.CaptureFixture[str
     assert "no such run" in capsys.readouterr().err
 
 
-def test_later_stages_name_the_earlier_one(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_later_stages_name_the_earlier_one(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["calibrate", "model", "--data", "pairs.csv", "--task", "retrieval", *COLUMNS]
     assert run_command_line([*arguments, "--splits", "16,40,rest", "--run-id", "early"]) == 0
     capsys.readouterr()
