@@ -128,15 +128,17 @@ def raced_cells(work: Workbench, ready: ReadySweep, listener: Listener) -> Itera
     if racer is None:
         yield from all_cells(work, ready, listener)
         return
-    done = {cell: record for cell, record in ready.known.items() if is_final(record)}
-    for record in done.values():
+    for record in filter(is_final, ready.known.values()):
         listener.step("from the journal")
         yield record
-    for record in racer.run(ready.cells, ready.known.values()):
-        work.run.append_sweep(record)
-        if is_final(record):
-            listener.step(f"{record.layer} {record.format}")
-            yield record
+    try:
+        for record in racer.run(ready.cells, ready.known.values()):
+            work.run.append_sweep(record)
+            if is_final(record):
+                listener.step(f"{record.layer} {record.format}")
+                yield record
+    finally:
+        racer.close()
 
 
 def tell_effort(work: Workbench, records: Sequence[SweepRecord], cells: Sequence[Cell]) -> None:

@@ -7,7 +7,6 @@ import os
 import resource
 import subprocess
 import sys
-import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +30,7 @@ class Demo:
 
     run: Run
     answer: dict[str, object]
-    wall_s: float
+    cpu_s: float
     peak_gib: float
 
 
@@ -40,17 +39,19 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     place = tmp_path_factory.mktemp("demo")
     command = [sys.executable, "-m", "qbench.cli.main", "run", str(ROOT / "configs/demo.yaml")]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    began = time.monotonic()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([*command, "--json"], cwd=place, env=env, capture_output=True, text=True)
-    wall_s = time.monotonic() - began
     assert done.returncode in (0, 1), done.stderr[-2000:]
-    peak_gib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    peak_gib = after.ru_maxrss / 2**20
     answer = json.loads(done.stdout)
-    return Demo(qbench.open_run(place / answer["run"]), answer, wall_s, peak_gib)
+    return Demo(qbench.open_run(place / answer["run"]), answer, cpu_s, peak_gib)
 
 
 def test_it_keeps_to_its_clock_and_memory(demo: Demo) -> None:
-    assert demo.wall_s < 600
+    # Ten minutes on two cores, in CPU seconds: other work on the machine does not stretch them.
+    assert demo.cpu_s < 2 * 600
     assert demo.peak_gib < 4
 
 
