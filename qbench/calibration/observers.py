@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from qbench.graph.lint import FP16_MAX
 from qbench.records import TensorRange
 
-FP16_MAX = 65504.0
 PERCENTILES: tuple[str, ...] = ("99", "99.9", "99.99", "99.999")
 
 Floats = npt.NDArray[np.floating]

@@ -8,7 +8,6 @@ import numpy as np
 import onnx_ir as ir
 
 from qbench.calibration.layout import Array, Layout
-from qbench.calibration.observers import FP16_MAX
 from qbench.graph.intermediates import (
     Implicit,
     Quantity,
@@ -16,6 +15,7 @@ from qbench.graph.intermediates import (
     nodes_by_name,
     tensors_of,
 )
+from qbench.graph.lint import FP16_MAX
 from qbench.records import Kind, Layers
 
 

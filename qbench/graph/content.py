@@ -21,7 +21,7 @@ _PIECE_BYTES = 1 << 23
 _SHARED_BYTES = 1024
 
 #: Operators whose constant operand is a trained weight: infinity there is damage, not a mask.
-_WEIGHTED = frozenset(
+WEIGHTED = frozenset(
     {
         "BatchNormalization",
         "Conv",
@@ -145,7 +145,7 @@ class _Finite:
         self._dtype: np.dtype[np.generic] | None = None
         if tensor is not None and tensor.dtype.is_floating_point() and tensor.dtype.bitwidth >= 8:
             self._dtype = np.dtype(tensor.dtype.numpy())
-        self._weighted = any(use.node.op_type in _WEIGHTED for use in value.uses())
+        self._weighted = any(use.node.op_type in WEIGHTED for use in value.uses())
 
     def look(self, piece: bytes) -> None:
         if self._dtype is None or self.damaged:

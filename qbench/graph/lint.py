@@ -12,25 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from qbench.graph.content import WEIGHTED
+
 #: Largest finite number of fp16.
 FP16_MAX = 65504.0
 
 _CHUNK = 1 << 22  # elements looked at at once
-
-#: Operators whose constant operand is a trained weight: infinity there is damage, not a mask.
-_WEIGHTED = frozenset(
-    {
-        "BatchNormalization",
-        "Conv",
-        "ConvTranspose",
-        "Gemm",
-        "GroupNormalization",
-        "InstanceNormalization",
-        "LayerNormalization",
-        "MatMul",
-        "RMSNormalization",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +83,7 @@ def find_non_finite_weights(model: ir.Model) -> tuple[str, ...]:
 
 def _is_damaged(constant: _Constant) -> bool:
     extent = _extent(constant.tensor)
-    weighted = any(node.op_type in _WEIGHTED for node in constant.readers)
+    weighted = any(node.op_type in WEIGHTED for node in constant.readers)
     return extent.nan or (weighted and (math.isinf(extent.min) or math.isinf(extent.max)))
 
 

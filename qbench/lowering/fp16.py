@@ -14,13 +14,13 @@ import numpy as np
 import onnx_ir as ir
 
 from qbench.formats import FORMATS
+from qbench.graph.lint import FP16_MAX
 from qbench.graph.segments import BORDER_KEY
 from qbench.lowering.base import Change, Refusal
 from qbench.lowering.edit import GraphEditor
 from qbench.lowering.linear import check_operators, constant_of, present, source_of, unchanged
 from qbench.records import Kind, Layer, Occurrence, Status
 
-FP16_MAX = 65504.0
 _HALF = {"to": int(ir.DataType.FLOAT16)}
 _FLOAT = {"to": int(ir.DataType.FLOAT)}
 

@@ -11,6 +11,7 @@ import numpy as np
 from qbench.backends import Backend, applicability
 from qbench.errors import MeasurementError
 from qbench.graph.intermediates import implicit_of, nodes_by_name, tensors_of
+from qbench.graph.lint import FP16_MAX
 from qbench.lowering import Refusal, lowering_for, unusable_clips
 from qbench.records import Estimate, Layer, Status, SweepRecord, TensorRange
 from qbench.sensitivity.diagnosis import find_non_finite
@@ -25,8 +26,6 @@ from qbench.tasks.outputs import collapsed
 _LOCAL_BATCHES = 6
 #: SQNR of an output that did not change.
 _MOST_DB = 300.0
-
-FP16_MAX = 65504.0
 
 
 @dataclass(frozen=True, slots=True)
