@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -74,7 +75,24 @@ def cli(debug: bool) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave the process with its exit code."""
+    keep_output_ours()
     sys.exit(run_command_line(list(sys.argv[1:] if arguments is None else arguments)))
+
+
+def keep_output_ours() -> None:
+    """Send what native libraries print to standard error: standard output is for answers alone.
+
+    A solver's stray ``printf`` in the middle of ``--json`` would make it no JSON at all. What
+    Python prints still goes where the caller asked for it.
+    """
+    try:
+        sys.stdout.flush()
+        ours = os.dup(sys.stdout.fileno())
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    except (OSError, ValueError, AttributeError):
+        return  # one of the two is closed or no file: there is nothing to part
+    encoding, errors = sys.stdout.encoding, sys.stdout.errors
+    sys.stdout = open(ours, "w", encoding=encoding, errors=errors, buffering=1)  # noqa: SIM115
 
 
 def run_command_line(arguments: list[str]) -> int:

@@ -159,3 +159,12 @@ def test_libraries_are_quiet_unless_debugging(outcome: list[Any]) -> None:
     run_command_line(["doctor"])
     assert logging.getLogger("torch").level == logging.ERROR
     assert main_module.EXIT_DEFECT not in (0, 1, 2)
+
+
+def test_what_native_libraries_print_stays_out_of_the_answer() -> None:
+    code = (
+        "import os; from qbench.cli.main import keep_output_ours; keep_output_ours();"
+        "os.write(1, b'a stray printf\\n'); print('{}')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "{}\n" and "a stray printf" in done.stderr
