@@ -21,9 +21,10 @@ from qbench.sensitivity.preflight import (
     check_chain,
     check_limits,
     forecast,
+    stand_ins,
     try_cells,
 )
-from qbench.sensitivity.racing import is_final
+from qbench.sensitivity.racing import Racer, is_final
 from qbench.sensitivity.replay import Replay
 from qbench.sensitivity.sweep import Sweep
 from qbench.tasks import batches_sha256, check_expectation
@@ -41,12 +42,14 @@ class ReadySweep:
         cells: Every (layer, format), in the order of the graph.
         known: Records that the journal holds already, those of the preflight included.
         forecast: What the rest will take.
+        racer: Runs the race; ``None`` where every cell is measured in full.
     """
 
     runner: Sweep
     cells: tuple[Cell, ...]
     known: dict[Cell, SweepRecord]
     forecast: Forecast
+    racer: Racer | None = None
 
     @property
     def pending(self) -> tuple[Cell, ...]:
@@ -57,6 +60,8 @@ class ReadySweep:
 @contextmanager
 def ready_sweep(work: Workbench, listener: Listener) -> Iterator[ReadySweep]:
     """Open the journal, run the reference, try every pending cell once, and forecast the rest.
+
+    In a race one cell stands for those that do the same work: the first look tries each of them.
 
     Raises:
         DataError: If the reference misses the value that was declared for it.
@@ -74,19 +79,25 @@ def ready_sweep(work: Workbench, listener: Listener) -> Iterator[ReadySweep]:
     clips, seed = judging.clips_of(work, ranges), work.config.run.seed
     family = len(cells) * len(task.metrics)
     runner = Sweep(replay, task, work.backend, clips, ranges, seed, family)
+    racer = None
     try:
         _check_reference(work, runner)
         pending = [cell for cell in cells if cell not in known]
-        flight = _fly(work, runner, pending, listener)
+        if work.config.sweep.race:
+            racer = racer_for(work, runner, work.config.sweep.budget_s)
+        flight = _fly(work, runner, pending, listener, raced=racer is not None)
         known |= flight.records
         rest = [cell for cell in pending if cell not in flight.records]
-        expected = forecast(runner.bench, flight, work.chosen, rest)
+        looks = racer.pools.samples if racer else ()
+        expected = forecast(runner.bench, flight, work.chosen, rest, looks)
         _tell(work, flight, expected)
         check_limits(
             expected, work.config.sweep.memory_limit, shutil.disk_usage(work.run.path).free
         )
-        yield ReadySweep(runner, cells, known, expected)
+        yield ReadySweep(runner, cells, known, expected, racer)
     finally:
+        if racer is not None:
+            racer.close()
         runner.close()
 
 
@@ -124,21 +135,17 @@ def raced_cells(work: Workbench, ready: ReadySweep, listener: Listener) -> Itera
 
     States on the way go to the journal too: a race that was killed goes on from them.
     """
-    racer = racer_for(work, ready.runner, work.config.sweep.budget_s)
-    if racer is None:
+    if ready.racer is None:
         yield from all_cells(work, ready, listener)
         return
     for record in filter(is_final, ready.known.values()):
         listener.step("from the journal")
         yield record
-    try:
-        for record in racer.run(ready.cells, ready.known.values()):
-            work.run.append_sweep(record)
-            if is_final(record):
-                listener.step(f"{record.layer} {record.format}")
-                yield record
-    finally:
-        racer.close()
+    for record in ready.racer.run(ready.cells, ready.known.values()):
+        work.run.append_sweep(record)
+        if is_final(record):
+            listener.step(f"{record.layer} {record.format}")
+            yield record
 
 
 def tell_effort(work: Workbench, records: Sequence[SweepRecord], cells: Sequence[Cell]) -> None:
@@ -165,7 +172,9 @@ def _check_reference(work: Workbench, runner: Sweep) -> None:
         )
 
 
-def _fly(work: Workbench, runner: Sweep, pending: Sequence[Cell], listener: Listener) -> Preflight:
+def _fly(
+    work: Workbench, runner: Sweep, pending: Sequence[Cell], listener: Listener, raced: bool
+) -> Preflight:
     flight = Preflight()
     replay = runner.bench.replay
     with open_session(work.model.path, replay.settings) as session:
@@ -175,8 +184,9 @@ def _fly(work: Workbench, runner: Sweep, pending: Sequence[Cell], listener: List
     wanted = set(pending)
     layers = [layer for layer in work.chosen if any(cell[0] == layer.name for cell in wanted)]
     formats = work.config.sweep.formats
-    listener.stage("preflight: every cell once", len(layers) * len(formats))
-    for layer, name, record, seconds in try_cells(runner.bench, layers, formats):
+    tried = stand_ins(layers) if raced else layers
+    listener.stage("preflight: every cell once", len(tried) * len(formats))
+    for layer, name, record, seconds in try_cells(runner.bench, tried, formats):
         listener.step(f"{layer.name} {name}")
         cell = (layer.name, name)
         if cell not in wanted:

@@ -50,7 +50,7 @@ class Preflight:
 
     Attributes:
         records: Records of cells that failed or do not apply, by (layer, format).
-        overhead_s: Seconds that lowering and loading one cell took, by (layer, format).
+        overhead_s: Seconds that lowering and loading a tried cell took, by (layer, format).
         chain_difference: Largest difference of chained and whole reference on one batch, relative.
     """
 
@@ -104,6 +104,16 @@ def try_cells(
             yield layer, name, record, time.perf_counter() - began
 
 
+def stand_ins(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+    """Return the first layer of each kind and weight shape: the others do the same work."""
+    first = {_work_of(layer): layer for layer in reversed(layers)}
+    return tuple(layer for layer in layers if first[_work_of(layer)] is layer)
+
+
+def _work_of(layer: Layer) -> tuple[str, tuple[int, ...]]:
+    return layer.kind, layer.weight_shape
+
+
 def _try_cell(bench: Bench, layer: Layer, name: str, batch: int) -> SweepRecord | None:
     base = base_record(bench, layer, name)
     refusal = refuse(bench, layer, name)
@@ -127,28 +137,51 @@ def _try_cell(bench: Bench, layer: Layer, name: str, batch: int) -> SweepRecord 
 
 
 def forecast(
-    bench: Bench, flight: Preflight, layers: Sequence[Layer], pending: Sequence[tuple[str, str]]
+    bench: Bench,
+    flight: Preflight,
+    layers: Sequence[Layer],
+    pending: Sequence[tuple[str, str]],
+    looks: Sequence[int] = (),
 ) -> Forecast:
     """Return what the cells that are still to be measured will take.
 
     A cell costs its overhead (lowering and loading, several times) and the segments from its own
-    on, as the reference's runs were timed; the interval is from the spread between those runs.
+    on, as the reference's runs were timed; the interval is from the spread between those runs. A
+    cell that was not tried has the overhead of one that does the same work.
+
+    Args:
+        bench: What the cells share.
+        flight: What the preflight found.
+        layers: Layers of the cells.
+        pending: The cells, by (layer, format).
+        looks: Samples of each look, where cells race: none of them may need more than the first
+            look, and all of them the full pool; the value takes every look, and the full pool for
+            one cell in ten.
     """
     suffix = bench.replay.suffix_seconds()
     by_name = {layer.name: layer for layer in layers}
+    alike = {(_work_of(by_name[name]), form): s for (name, form), s in flight.overhead_s.items()}
+    share = [look / bench.task.n for look in looks]
     low = high = value = 0.0
-    for cell in pending:
-        first = bench.replay.segments_of(by_name[cell[0]])[0]
-        overhead = 3 * flight.overhead_s.get(cell, 0.0)
-        value += overhead + float(np.mean(suffix[:, first]))
-        low += overhead * 0.5 + float(suffix[:, first].min())
-        high += overhead * 3 + float(suffix[:, first].max()) * 1.5
+    todo = [cell for cell in pending if refuse(bench, by_name[cell[0]], cell[1]) is None]
+    for name, form in todo:
+        layer = by_name[name]
+        first = bench.replay.segments_of(layer)[0]
+        overhead = flight.overhead_s.get((name, form), alike.get((_work_of(layer), form), 0.0))
+        least, full = float(suffix[:, first].min()), float(np.mean(suffix[:, first]))
+        high += 9 * overhead + float(suffix[:, first].max()) * 1.5
+        if share:
+            low += overhead * 0.5 + least * share[0]
+            value += overhead * len(share) + full * (share[-1] + 0.1)
+        else:
+            low += overhead * 1.5 + least
+            value += overhead * 3 + full
     metrics = len(bench.task.metrics) + 1
     return Forecast(
-        cells=len(pending),
+        cells=len(todo),
         wall_s=Estimate(value, low, high, len(suffix), method="timed"),
         memory_bytes=resident_bytes() + bench.replay.largest_segment_bytes(),
-        disk_bytes=len(pending) * metrics * bench.task.n * _BYTES_A_SAMPLE,
+        disk_bytes=len(todo) * metrics * bench.task.n * _BYTES_A_SAMPLE,
     )
 
 

@@ -17,6 +17,7 @@ from qbench.sensitivity.preflight import (
     check_chain,
     check_limits,
     forecast,
+    stand_ins,
     try_cells,
 )
 from qbench.sensitivity.replay import Replay
@@ -96,3 +97,18 @@ def test_what_does_not_fit_is_refused_with_both_numbers() -> None:
         check_limits(expected, 4 * 10**9, 10**9)
     with pytest.raises(InputError, match="free"):
         check_limits(expected, None, 10**6)
+
+
+def test_in_a_race_one_layer_stands_for_those_that_do_the_same_work(sweep: Sweep) -> None:
+    layers = find_layers(tiny_encoder(seed=0)).layers
+    chosen = stand_ins(layers)
+    works = {(layer.kind, layer.weight_shape) for layer in layers}
+    assert {(layer.kind, layer.weight_shape) for layer in chosen} == works
+    assert len(chosen) == len(works) < len(layers)
+    flight = Preflight(overhead_s={(layer.name, "fp16"): 1.0 for layer in chosen})
+    cells = [(layer.name, name) for layer in layers for name in ("fp16", "w4a16")]
+    full = forecast(sweep.bench, flight, layers, cells)
+    race = forecast(sweep.bench, flight, layers, cells, looks=(2, 4))
+    assert full.cells == race.cells < len(cells)
+    assert race.wall_s.low < full.wall_s.low and race.wall_s.value < full.wall_s.value
+    assert race.wall_s.high == full.wall_s.high
