@@ -24,6 +24,8 @@ class Backend:
             sets, in the sweep and in the engine alike.
         opset: The ONNX opset of its engines.
         ready: Whether this version of qbench builds and runs it.
+        fuses_siblings: Whether linear layers that read one activation (query, key and value; gate
+            and up) run as one product there, and so must share a format.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Backend:
     session_options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     opset: int = 21
     ready: bool = True
+    fuses_siblings: bool = False
 
 
 #: Accuracy level 0 keeps MatMulNBits in floating point; its default computes in 8 bits.

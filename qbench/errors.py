@@ -6,6 +6,7 @@
     │   ├── ModelError                    a model file, folder or identifier
     │   ├── DataError                     a data file, column, split or label
     │   ├── PlanError                     a plan file
+    │   ├── BudgetError                   no plan reaches what was asked: exit code 1
     │   └── RunDirError                   a results folder that does not fit
     ├── MissingDependencyError(ImportError)   an optional package is needed: exit code 2
     └── MeasurementError(RuntimeError)    a measurement could not be made: exit code 1
@@ -45,6 +46,13 @@ class DataError(InputError):
 
 class PlanError(InputError):
     """A plan names an unknown layer, an impossible format, or another model."""
+
+
+class BudgetError(InputError):
+    """No plan reaches what was asked; the message has the range that can be reached."""
+
+    exit_code = 1
+    verdict = "budget_unreachable"
 
 
 class RunDirError(InputError):

@@ -114,7 +114,7 @@ def run_command_line(arguments: list[str]) -> int:
         if debug:
             raise
         message, code = explain(error)
-        return _fail(message, code, as_json)
+        return _fail(message, code, as_json, getattr(error, "verdict", "failed"))
 
 
 def explain(error: Exception) -> tuple[str, int]:
@@ -157,11 +157,11 @@ def _explain_usage(error: click.UsageError) -> str:
     return f"{message[:1].lower()}{message[1:].rstrip('.')}; see `{path} --help`"
 
 
-def _fail(message: str, code: int, as_json: bool) -> int:
+def _fail(message: str, code: int, as_json: bool, verdict: str = "failed") -> int:
     if as_json:
         content: dict[str, Any] = {"error": message, "exit_code": code}
         if code == 1:
-            content["verdict"] = "failed"
+            content["verdict"] = verdict
         print(json.dumps(content, ensure_ascii=False))
     print(f"error: {message}", file=sys.stderr)
     return code
