@@ -16,6 +16,7 @@ from qbench.records.measurements import (
 )
 from qbench.records.plain import from_dict, to_dict
 from qbench.records.plans import Plan, PlanLayer
+from qbench.records.treatments import Cause, CauseName, Treatment, WeightFacts
 from qbench.records.trust import (
     CalibrationSpread,
     LayerCall,
@@ -32,6 +33,8 @@ __all__ = [
     "BenchRun",
     "BenchSummary",
     "CalibrationSpread",
+    "Cause",
+    "CauseName",
     "Edge",
     "EngineReport",
     "Estimate",
@@ -55,8 +58,10 @@ __all__ = [
     "Status",
     "SweepRecord",
     "TensorRange",
+    "Treatment",
     "Unlayered",
     "Verdict",
+    "WeightFacts",
     "from_dict",
     "to_dict",
 ]

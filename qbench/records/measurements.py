@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from qbench.records.layers import Kind
+from qbench.records.treatments import Treatment
 
 
 class Status(StrEnum):
@@ -122,6 +123,7 @@ class SweepRecord:
         effort: How much of the samples it took: ``full``, or after how many it stopped and why.
             A cell that stopped has an estimate of the divergence from a part of the samples, on
             the scale of all, its raw numbers as ``sub_pool_1`` …, and no drop.
+        treatment: The remedy that its lowering was changed by; ``None`` for the plain one.
     """
 
     layer: str
@@ -145,6 +147,12 @@ class SweepRecord:
     samples: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     p_values: Mapping[str, float] = field(default_factory=dict)
     effort: str = "full"
+    treatment: Treatment | None = None
+
+    @property
+    def variant(self) -> str:
+        """Name of the remedy with its number, or ""."""
+        return "" if self.treatment is None else self.treatment.variant
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qbench.records.layers import Kind
+from qbench.records.treatments import Treatment
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class PlanLayer:
         divergence: Divergence of the cell (layer, format) in the sweep; 0 for high precision.
         clips: Clipping magnitude of each edge tensor, for formats that need a range.
         alternatives: Divergence of the other formats that the sweep measured.
+        treatment: The remedy that changes its lowering, or ``None``.
     """
 
     name: str
@@ -30,6 +32,7 @@ class PlanLayer:
     divergence: float | None = None
     clips: Mapping[str, float] = field(default_factory=dict)
     alternatives: Mapping[str, float] = field(default_factory=dict)
+    treatment: Treatment | None = None
 
 
 @dataclass(frozen=True, slots=True)
