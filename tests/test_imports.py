@@ -15,7 +15,7 @@ PACKAGE = Path(qbench.__file__).parent
 
 #: Floor of each part of the package; a part imports its own floor and those below.
 FLOORS = {
-    **dict.fromkeys(["errors", "formats", "backends", "records"], 0),
+    **dict.fromkeys(["errors", "formats", "backends", "records", "remedies"], 0),
     **dict.fromkeys(["config", "provenance", "rundir", "statistics", "data"], 1),
     **dict.fromkeys(["storage", "journal", "lock", "validation", "yamlfile", "gate"], 1),
     "trustfiles": 1,

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qbench.calibration.observers import PERCENTILES, percentile_of
+from qbench.calibration.searched import least_entropy_clip, least_error_clip
 from qbench.errors import ConfigError, unknown_name
 from qbench.records import TensorRange
 
@@ -26,6 +27,8 @@ class Calibrator(StrEnum):
 
     MINMAX = "minmax"
     PERCENTILE = "percentile"
+    ENTROPY = "entropy"
+    MSE = "mse"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +71,14 @@ def find_clip(
 
     Args:
         range_: What calibration saw.
-        calibrator: ``minmax`` or ``percentile``.
+        calibrator: ``minmax``, ``percentile``, ``entropy`` or ``mse``.
         percentile: Percentile of magnitude, used by ``percentile``.
-        histogram: Histogram of the tensor; needed for a percentile that the range has no record of.
+        histogram: Histogram of the tensor; needed by ``entropy`` and ``mse``, and for a percentile
+            that the range has no record of.
 
     Raises:
-        ConfigError: If the calibrator is unknown, or the percentile is out of (0, 100] or not
-            recorded and there is no histogram.
+        ConfigError: If the calibrator is unknown, or the percentile is out of (0, 100], or there
+            is no histogram where it is needed.
     """
     if calibrator not in list(Calibrator):
         raise ConfigError(unknown_name("calibrator", calibrator, [c.value for c in Calibrator]))
@@ -82,10 +86,24 @@ def find_clip(
         return Clip(ZERO_CLIP, "zero throughout calibration; any scale represents it")
     if calibrator == Calibrator.MINMAX:
         return Clip(range_.absmax, "constant" if range_.min == range_.max else "")
+    if calibrator in (Calibrator.ENTROPY, Calibrator.MSE):
+        return Clip(_searched(range_, Calibrator(calibrator), histogram))
     found = _magnitude(range_, percentile, histogram)
     if found <= 0:
         return Clip(range_.absmax, f"percentile {percentile:g} is zero; absmax is used")
     return Clip(found)
+
+
+def _searched(
+    range_: TensorRange, calibrator: Calibrator, histogram: npt.NDArray[np.int64] | None
+) -> float:
+    if histogram is None or not histogram.size:
+        raise ConfigError(
+            f"calibrator {calibrator.value!r} needs the histogram of {range_.tensor!r}, and there "
+            "is none; calibrate again, or use minmax or percentile"
+        )
+    search = least_error_clip if calibrator is Calibrator.MSE else least_entropy_clip
+    return search(histogram, range_.absmax)
 
 
 def _magnitude(

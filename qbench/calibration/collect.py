@@ -114,14 +114,14 @@ def calibrate(
             infinite, or if padding cannot be told from data.
     """
     targets = targets_of(model, layers)
-    collector = _Collector(model, targets, open_session, output_budget)
+    collector = Collector(model, targets, open_session, output_budget)
     for batch in batches:
         _check_feeds(model, batch.feeds)
         collector.see(batch)
     return _calibration(targets, collector.seen, collector.not_numbers)
 
 
-class _Collector:
+class Collector:
     """The running totals of one calibration, and the sessions that feed them."""
 
     def __init__(
@@ -217,7 +217,17 @@ class _Collector:
         values, layout = per_item(values, layout, len(real))
         kept = kept_positions(target.name, layout, real)
         channels = len(layout) > 1 and layout[-1].is_static and target.implicit is None
-        part = observe(select(values, kept), channels=channels)
+        self.take(target, select(values, kept), channels)
+
+    def take(self, target: Target, values: Array, channels: bool) -> None:
+        """Add the values of a target at positions that are no padding, shape [..., channels].
+
+        Args:
+            target: What was seen.
+            values: Its values.
+            channels: Whether the last axis has a fixed length.
+        """
+        part = observe(values, channels=channels)
         self.seen[target.name] = merge(self.seen[target.name], part)
 
 

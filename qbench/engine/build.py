@@ -18,6 +18,8 @@ from qbench.graph.model import Model, save_graph
 from qbench.graph.shapes import infer_shapes
 from qbench.lowering import lowering_for, unusable_clips
 from qbench.lowering.edit import LAYER_KEY
+from qbench.lowering.smooth import Readers, readers_of
+from qbench.lowering.treated import treated
 from qbench.records import Layer, Layers, Plan, PlanLayer, Status
 
 ENGINE_FILE = "engine.onnx"
@@ -41,17 +43,20 @@ def lower_graph(model: ir.Model, layers: Layers, plan: Plan) -> ir.Model:
     for layer in layers.layers:  # in the model's order, whatever the plan's
         asked = entries.get(layer.name)
         if asked is not None and asked.format != high:
-            _lower(graph, layer, asked, backend_named(plan.backend))
+            readers = readers_of(layer, layers, plan, high) if asked.treatment else None
+            _lower(graph, layer, asked, backend_named(plan.backend), readers)
     common_passes.RemoveUnusedNodesPass()(graph)
     return graph
 
 
-def _lower(graph: ir.Model, layer: Layer, entry: PlanLayer, backend: Backend) -> None:
+def _lower(
+    graph: ir.Model, layer: Layer, entry: PlanLayer, backend: Backend, readers: Readers | None
+) -> None:
     """Give one layer its format in place, or raise ``PlanError`` with its name and the reason."""
     status, reason = applicability(layer.kind, entry.format, backend)
     if status is not Status.OK:
         raise PlanError(f"layer {entry.name!r} cannot be {entry.format}: {reason}")
-    lowering = lowering_for(entry.format)
+    lowering = treated(lowering_for(entry.format), entry.treatment, readers)
     refusal = lowering.requires(graph, layer)
     if refusal is not None:
         raise PlanError(f"layer {entry.name!r} cannot be {entry.format}: {refusal.reason}")

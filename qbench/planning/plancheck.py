@@ -14,6 +14,7 @@ from qbench.backends import Backend, applicability, applicable_formats, backend_
 from qbench.errors import InputError, PlanError, did_you_mean, unknown_name
 from qbench.formats import format_named
 from qbench.records import Layer, Layers, Plan, PlanLayer, Status
+from qbench.remedies import check_treatment
 
 if TYPE_CHECKING:
     from jsonschema import ValidationError
@@ -146,6 +147,9 @@ def _row_problems(row: PlanLayer, backend: Backend, layer: Layer | None) -> Iter
     for what, number in numbers.items():
         if number is not None and not math.isfinite(number):
             yield f"layer {row.name!r}: {what} is {number}; a finite number is needed"
+    wrong = check_treatment(row.treatment, row.format) if row.treatment is not None else None
+    if wrong:
+        yield f"layer {row.name!r}: {wrong}"
     if not format_named(row.format).needs_range:
         return
     tensors = [edge.tensor for edge in layer.edges if edge.tensor != layer.weight] if layer else []

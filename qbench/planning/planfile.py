@@ -35,6 +35,7 @@ _HEADER = """\
 # `reason`, `divergence`, `alternatives`, `predicted`, `measured` and `verified` are evidence for
 # the formats as they were planned: they do not change the engine, an edit does not update them.
 # `clips` are the calibrated ranges that int8 needs; they are listed wherever they are known.
+# `treatment` is a remedy: a clip or a scale of its own. Delete it to lower the layer plainly.
 # Every layer must stay listed, under its own name. Schema: qbench/schemas/plan-1.schema.json
 """
 
@@ -105,7 +106,8 @@ def plan_sha256(plan: Plan) -> str:
     """Return the hash of what determines the engine, and of nothing else.
 
     That is: the backend, the model's hash, the session options, and each layer's format, with
-    its clips where the format needs a range. Reasons and evidence do not count.
+    its clips where the format needs a range, and with its treatment where it has one. Reasons
+    and evidence do not count.
     """
     content = {
         "backend": plan.backend,
@@ -119,7 +121,17 @@ def plan_sha256(plan: Plan) -> str:
 
 def _determining(row: PlanLayer) -> list[Any]:
     clips = sorted(row.clips.items()) if format_named(row.format).needs_range else []
-    return [row.name, row.format, [[tensor, float(clip)] for tensor, clip in clips]]
+    content = [row.name, row.format, [[tensor, float(clip)] for tensor, clip in clips]]
+    if row.treatment is None:
+        return content
+    own = row.treatment
+    return [
+        *content,
+        own.variant,
+        [[tensor, float(clip)] for tensor, clip in sorted(own.clips.items())],
+        sorted(own.vectors.items()),
+        own.block,
+    ]
 
 
 def _document(plan: Plan) -> dict[str, Any]:
@@ -132,7 +144,11 @@ def _document(plan: Plan) -> dict[str, Any]:
         for key in ("clips", "alternatives"):
             if not row[key]:
                 del row[key]
-    order = ("name", "kind", "format", "reason", "divergence", "alternatives", "clips")
+        if row["treatment"] is None:
+            del row["treatment"]
+        else:
+            row["treatment"] = {key: item for key, item in row["treatment"].items() if item}
+    order = ("name", "kind", "format", "reason", "divergence", "alternatives", "clips", "treatment")
     listed = [{key: row[key] for key in order if key in row} for row in layers]
     head = {"version": version, "backend": backend, "model": model}
     return {**head, **rest, "layers": listed, "history": history}

@@ -21,11 +21,13 @@ class Treatment:
         vectors: Packed numbers by name (``records.packed``): ``scale``, shape [K], divides the
             activation and multiplies the rows of the weight; ``importance``, shape [K], is the
             mean square of each channel of the activation, which weighs errors of clipped blocks.
+        block: Elements of K that share a scale, where the format has blocks.
     """
 
     variant: str
     clips: Mapping[str, float] = field(default_factory=dict)
     vectors: Mapping[str, str] = field(default_factory=dict)
+    block: int | None = None
 
     @property
     def remedy(self) -> str:

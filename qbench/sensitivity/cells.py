@@ -12,8 +12,9 @@ from qbench.backends import Backend, applicability
 from qbench.errors import MeasurementError
 from qbench.graph.intermediates import implicit_of, nodes_by_name, tensors_of
 from qbench.graph.lint import FP16_MAX
-from qbench.lowering import Refusal, lowering_for, unusable_clips
-from qbench.records import Estimate, Layer, Status, SweepRecord, TensorRange
+from qbench.lowering import Lowering, Refusal, lowering_for, unusable_clips
+from qbench.lowering.treated import treated
+from qbench.records import Estimate, Layer, Status, SweepRecord, TensorRange, Treatment
 from qbench.sensitivity.diagnosis import find_non_finite
 from qbench.sensitivity.multiplicity import p_values
 from qbench.sensitivity.replay import Replay
@@ -67,7 +68,11 @@ class Bench:
 
 
 def measure_cell(
-    bench: Bench, layer: Layer, format_name: str, outputs_only: bool = False
+    bench: Bench,
+    layer: Layer,
+    format_name: str,
+    outputs_only: bool = False,
+    treatment: Treatment | None = None,
 ) -> SweepRecord:
     """Measure one (layer, format) on the sweep split and return its record.
 
@@ -76,10 +81,11 @@ def measure_cell(
         layer: The layer.
         format_name: The format.
         outputs_only: Whether latency and local error are left out; a race knows them already.
+        treatment: A remedy that changes the lowering; ``None`` for the plain one.
     """
     started = time.perf_counter()
-    base = base_record(bench, layer, format_name)
-    refusal = refuse(bench, layer, format_name)
+    base = replace(base_record(bench, layer, format_name), treatment=treatment)
+    refusal = refuse(bench, layer, format_name, treatment)
     if refusal is not None:
         return replace(base, status=refusal.status, reason=refusal.reason, remedy=refusal.remedy)
     try:
@@ -107,14 +113,17 @@ def base_record(bench: Bench, layer: Layer, format_name: str) -> SweepRecord:
     )
 
 
-def refuse(bench: Bench, layer: Layer, format_name: str) -> Refusal | None:
+def refuse(
+    bench: Bench, layer: Layer, format_name: str, treatment: Treatment | None = None
+) -> Refusal | None:
     """Return why a cell cannot be measured, or ``None``."""
     status, reason = applicability(layer.kind, format_name, bench.backend)
     if status is not Status.OK:
         return Refusal(status, reason)
     if format_name == bench.backend.high_precision:
         return Refusal(Status.NOT_APPLICABLE, f"{format_name} is the high precision: no change")
-    refusal = lowering_for(format_name).requires(bench.replay.model, layer)
+    lowering = treated(lowering_for(format_name), treatment)
+    refusal = lowering.requires(bench.replay.model, layer)
     if refusal is not None:
         return refusal
     if format_name == "fp16":
@@ -146,7 +155,7 @@ def _overflow(bench: Bench, layer: Layer) -> Refusal | None:
 
 
 def _measure(bench: Bench, layer: Layer, base: SweepRecord, outputs_only: bool) -> SweepRecord:
-    lowering = lowering_for(base.format)
+    lowering = treated(lowering_for(base.format), base.treatment)
     clips = bench.clips
 
     changed = bench.replay.change(layer, lambda model, own: lowering.apply(model, own, clips))
@@ -162,7 +171,7 @@ def _measure(bench: Bench, layer: Layer, base: SweepRecord, outputs_only: bool) 
             remedy = "keep the layer in high precision"
             return replace(base, status=Status.INVALID, reason=bad, remedy=remedy)
         latency = None if outputs_only else paired_latency(bench.replay, changed)
-        local = (None, None) if outputs_only else _local_error(bench, layer, base.format)
+        local = (None, None) if outputs_only else _local_error(bench, layer, lowering)
     finally:
         changed.close()
     record = replace(
@@ -207,9 +216,11 @@ def _floats(values: Array) -> tuple[float, ...]:
     return tuple(float(v) for v in np.asarray(values, dtype=np.float64).ravel())
 
 
-def _local_error(bench: Bench, layer: Layer, format_name: str) -> tuple[float | None, float | None]:
+def _local_error(
+    bench: Bench, layer: Layer, lowering: Lowering
+) -> tuple[float | None, float | None]:
     """Return SQNR (dB) and cosine at the layer's outputs, over all its uses."""
-    lowering, clips, replay = lowering_for(format_name), bench.clips, bench.replay
+    clips, replay = bench.clips, bench.replay
     tapped = replay.change(layer, lambda m, own: lowering.apply(m, own, clips), taps=True)
     batches = spread_batches(replay.batches, _LOCAL_BATCHES)
     sums = np.zeros(4)
