@@ -96,7 +96,7 @@ class TaskConfig(_Section):
 class CalibrateConfig(_Section):
     """How an activation's range becomes a clipping magnitude."""
 
-    calibrator: Literal["minmax", "percentile"] = "minmax"
+    calibrator: Literal["minmax", "percentile", "entropy", "mse"] = "minmax"
     percentile: Annotated[float, Field(gt=50, le=100)] = 99.99
     batch_size: Count = 16
 

@@ -109,7 +109,7 @@ def data_options(function: F) -> F:
                 help="embedding, retrieval, similarity, classification, none, or module:callable.",
             ),
             click.option("--metric", metavar="NAME", help="Metric that judges."),
-            click.option("--calibrator", metavar="NAME", help="minmax or percentile."),
+            click.option("--calibrator", metavar="NAME", help="minmax, percentile, entropy, mse."),
             click.option(
                 "--percentile", type=float, metavar="P", help="For the percentile calibrator."
             ),
