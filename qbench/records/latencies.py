@@ -26,6 +26,8 @@ class RequestLatency:
         tokens: Its own tokens.
         padded_tokens: Tokens of its batch with padding.
         warmup: Whether it is warm-up and is left out of statistics.
+        formation_ms: Time in which its batch was padded; 0 in old records, where it counted
+            as queue.
     """
 
     engine: str
@@ -40,6 +42,7 @@ class RequestLatency:
     tokens: int
     padded_tokens: int
     warmup: bool = False
+    formation_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,8 @@ class BenchSummary:
         p50_ms: Median latency.
         p95_ms: 95th percentile of latency.
         p99_ms: 99th percentile of latency.
-        stages_ms: Mean milliseconds by stage: queue, preprocess, inference, postprocess.
+        stages_ms: Mean milliseconds by stage: queue, preprocess, formation, inference,
+            postprocess.
         batch_sizes: Count of requests by the size of the batch that served them.
         cpu_ms_per_request: CPU time of the process a request.
         rejected: Requests that were refused because the queue was full.

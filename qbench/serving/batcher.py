@@ -1,192 +1,144 @@
 """The dynamic batcher: a pure state machine.
 
-Arrivals, completions and the time (seconds, any origin) come in; frozen decisions come out.
-There is no clock and no thread here, so that each rule can be tested by simulation:
+Arrivals, completions, cancellations and the time (seconds, any origin) come in; frozen
+decisions come out. There is no clock and no thread here, so that each rule can be tested by
+simulation:
 
-- the queue is bounded: a request that finds it full is refused at once, with a retry hint;
-- a batch always holds the oldest ready request, so nothing starves, whatever its length;
-- it is filled with requests of like length under a budget of padded tokens
+- the queue is bounded: a request that finds it full is refused at once, with a retry hint; it
+  takes the place of another only from a tenant that holds more than its share, or from its own
+  tenant's lower class;
+- the first in line anchors each batch: class before class, and within a class the smallest
+  virtual time, so that tenants share by weight and one tenant is served in order of arrival;
+  a ``batch`` request that waited ``ageing_s`` counts as ``interactive``, so nothing starves;
+- a batch is filled with requests of like length under a budget of padded tokens
   (``longest * count <= token_budget``; a single longer request goes alone);
 - a request joins only if its padding costs less than the batch of its own that it saves, and
   the padding of the whole batch stays within ``max_padding``;
-- a free lane waits for more requests only while that pays, and never beyond ``max_wait_s``.
+- requests of odd size hold at most one lane while others wait, where that is asked for;
+- a free lane waits for more requests only while that pays, and never beyond ``max_wait_s``;
+- a request that cannot be answered before its deadline, by the cost model, is shed.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import StrEnum
+import heapq
+from collections import deque
+from dataclasses import dataclass, replace
 
-from qbench.errors import ConfigError
+from qbench.serving.cost import BatchCost
+from qbench.serving.decisions import (
+    ANY_TIME,
+    Accept,
+    BatchLimits,
+    Dispatch,
+    Priority,
+    Reason,
+    Refuse,
+    Shed,
+    Terms,
+    Wait,
+)
+from qbench.serving.formation import choose, fixed_members, keep_deadlines, members
 from qbench.serving.pace import ArrivalGaps, LaneCost
+from qbench.serving.waiting import FairClock, Holdings, Line, Waiting
+
+__all__ = [
+    "Accept",
+    "BatchLimits",
+    "Batcher",
+    "Dispatch",
+    "Priority",
+    "Reason",
+    "Refuse",
+    "Shed",
+    "Terms",
+    "Wait",
+]
 
 _LEAST_RETRY_S = 0.001
+#: A request is of odd size where it has so many times the tokens of the recent mean.
+_ODD_TIMES = 4.0
+_KEEP_MEAN = 0.98
 
 
 @dataclass(frozen=True, slots=True)
-class BatchLimits:
-    """What bounds the queue and a batch.
+class _Running:
+    """A batch on a lane."""
 
-    Attributes:
-        token_budget: Most padded tokens of a batch of more than one request.
-        max_wait_s: Longest time that a free lane lets the oldest request wait, seconds.
-        queue: Most requests that were accepted and are in no batch yet.
-        max_padding: Largest share of a batch's padded tokens that is padding.
-        max_batch: Most requests of a batch, or ``None`` for no limit but the budget.
-        lanes: Batches that can run at once.
-    """
-
-    token_budget: int = 256
-    max_wait_s: float = 0.005
-    queue: int = 256
-    max_padding: float = 0.2
-    max_batch: int | None = None
-    lanes: int = 1
-
-    def __post_init__(self) -> None:
-        """Refuse limits under which nothing could be served.
-
-        Raises:
-            ConfigError: If a limit is out of its range; the message names it.
-        """
-        for name, value in (
-            ("token_budget", self.token_budget),
-            ("queue", self.queue),
-            ("lanes", self.lanes),
-            ("max_batch", 1 if self.max_batch is None else self.max_batch),
-        ):
-            if value < 1:
-                raise ConfigError(f"{name} is {value}; allowed: 1 or more")
-        if not self.max_wait_s >= 0:
-            raise ConfigError(f"max_wait_s is {self.max_wait_s}; allowed: 0 or more seconds")
-        if not 0 <= self.max_padding < 1:
-            raise ConfigError(f"max_padding is {self.max_padding}; allowed: a share from 0 to 1")
-
-
-class Reason(StrEnum):
-    """Why a batch went when it did."""
-
-    FULL = "full"  # no further request of its length fits
-    OVERDUE = "overdue"  # its oldest request waited max_wait_s
-    CONTENDED = "contended"  # other requests wait for the lane
-    NO_GAIN = "no_gain"  # waiting for another request would not pay
-    DRAIN = "drain"  # the batcher is closed
-
-
-@dataclass(frozen=True, slots=True)
-class Accept:
-    """The request is in the queue; ``ticket`` names it from now on."""
-
-    ticket: int
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """The request is not in the queue.
-
-    Attributes:
-        reason: Why, in words.
-        retry_after_s: When another try is likely to find room, seconds; ``None`` for never.
-    """
-
-    reason: str
-    retry_after_s: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Dispatch:
-    """A batch that must run now on a free lane.
-
-    Attributes:
-        batch: Serial number, to be given back to ``complete``.
-        tickets: Its requests, the oldest first.
-        longest: Tokens of its longest request.
-        tokens: Tokens without padding.
-        reason: Why it goes now.
-    """
-
-    batch: int
-    tickets: tuple[int, ...]
+    size: int
     longest: int
-    tokens: int
-    reason: Reason
-
-    @property
-    def padded_tokens(self) -> int:
-        """Tokens with padding."""
-        return self.longest * len(self.tickets)
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Nothing to run: ask again at ``until_s``, or on the next event where it is ``None``."""
-
-    until_s: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """How many requests of each length share a batch; ``value`` is the tokens that saves."""
-
-    longest: int
-    counts: tuple[tuple[int, int], ...]  # (length, requests), the anchor among them
-    value: float
-
-    @property
-    def size(self) -> int:
-        return sum(count for _, count in self.counts)
+    start_s: float
+    odd: bool
 
 
 class Batcher:
     """Turns arrivals into batches; see the module's head for the rules.
 
     The life of a request: ``admit`` → (preprocessing) → ``ready`` → in a ``Dispatch`` from
-    ``decide`` → ``complete`` of that batch. ``withdraw`` takes it out before it is dispatched.
+    ``decide`` → ``complete`` of that batch. ``withdraw`` takes it out before it is dispatched;
+    ``take_shed`` tells which ones were given up.
     """
 
-    def __init__(self, limits: BatchLimits) -> None:
-        """Begin with an empty queue and all lanes free."""
-        self.limits = limits
-        self.cost = LaneCost()
+    def __init__(self, limits: BatchLimits, model: BatchCost | None = None) -> None:
+        """Begin with an empty queue and all lanes free.
+
+        Args:
+            limits: Limits of the queue and of a batch.
+            model: What batches cost, as far as it is known; it is refined here.
+        """
+        self.limits = self._given = limits
+        self.cost, self.model = LaneCost(), model or BatchCost()
         self._gaps = ArrivalGaps()
         self._now_s = float("-inf")
         self._tickets = self._batches = 0
         self._closed = False
-        self._admitted: dict[int, float] = {}  # ticket -> time of admission; not yet ready
-        self._ready: dict[int, tuple[int, float]] = {}  # ticket -> (tokens, time of admission)
-        self._order: list[int] = []  # ready tickets, ascending: the first is the oldest
-        self._lengths: list[int] = []  # distinct lengths of ready requests, ascending
-        self._by_length: dict[int, list[int]] = {}  # length -> its ready tickets, ascending
-        self._running: dict[int, tuple[int, float]] = {}  # batch -> (padded tokens, start)
+        self._admitted: dict[int, Waiting] = {}  # not yet ready
+        self._line = Line()
+        # NOTE: a clock for each class. One for both would charge a tenant's interactive requests
+        # for its own backlog of batch requests before that is served.
+        self._clocks = {int(one): FairClock(limits.weights) for one in Priority}
+        self._holdings = Holdings(self._clocks[0])
+        self._running: dict[int, _Running] = {}
+        self._ageing: deque[tuple[float, int]] = deque()  # (admission, ticket) of batch requests
+        self._latest: list[tuple[float, int]] = []  # heap: (latest start, ticket)
+        self._shed: list[Shed] = []
+        self._mean_tokens = 0.0
 
     @property
     def queued(self) -> int:
         """Requests that were accepted and are in no batch yet."""
-        return len(self._admitted) + len(self._ready)
+        return len(self._admitted) + len(self._line)
 
     @property
     def ready_count(self) -> int:
         """Requests that could be batched now."""
-        return len(self._ready)
+        return len(self._line)
 
     @property
     def free_lanes(self) -> int:
         """Lanes with no batch."""
         return self.limits.lanes - len(self._running)
 
-    def admit(self, now_s: float) -> Accept | Refuse:
+    def admit(self, now_s: float, terms: Terms = ANY_TIME) -> Accept | Refuse:
         """Take a request into the queue, or refuse it at once."""
         now_s = self._advance(now_s)
         if self._closed:
             return Refuse("the server is closing", None)
+        if terms.deadline_s is not None and terms.deadline_s <= now_s:
+            return Refuse("its deadline has passed", None)
+        displaced: tuple[int, ...] = ()
         if self.queued >= self.limits.queue:
-            return Refuse(f"the queue is full ({self.limits.queue} requests)", self._retry_s())
-        ticket = self._tickets
+            victim = self._holdings.displaced_by(terms)
+            if victim is None:
+                reason = f"the queue is full ({self.limits.queue} requests)"
+                return Refuse(reason, self.retry_s())
+            self.withdraw(victim)
+            displaced = (victim,)
+        item = Waiting(self._tickets, now_s, terms, rank=int(terms.priority))
         self._tickets += 1
-        self._admitted[ticket] = now_s
-        return Accept(ticket)
+        self._admitted[item.ticket] = item
+        self._holdings.add(item)
+        return Accept(item.ticket, displaced)
 
     def ready(self, ticket: int, tokens: int, now_s: float) -> None:
         """Mark an admitted request as ready to be batched; it has ``tokens`` tokens.
@@ -195,156 +147,179 @@ class Batcher:
             KeyError: If the ticket is not waiting to become ready.
         """
         now_s = self._advance(now_s)
-        tokens = max(int(tokens), 1)
-        self._ready[ticket] = (tokens, self._admitted.pop(ticket))
-        insort(self._order, ticket)
-        bucket = self._by_length.get(tokens)
-        if bucket is None:
-            insort(self._lengths, tokens)
-            self._by_length[tokens] = [ticket]
-        else:
-            insort(bucket, ticket)
+        item = self._admitted.pop(ticket)
+        item.tokens = tokens = max(int(tokens), 1)
+        item.tag = self._clocks[item.rank].tag(item.terms.tenant, tokens)
+        self._line.add(item)
+        self._mean_tokens += (1 - _KEEP_MEAN if self._mean_tokens else 1.0) * (
+            tokens - self._mean_tokens
+        )
+        if item.rank:
+            self._ageing.append((item.admitted_s, ticket))
+        if item.terms.deadline_s is not None:
+            heapq.heappush(self._latest, (self._latest_start_s(item), ticket))
         self._gaps.observe(now_s)
 
     def withdraw(self, ticket: int) -> bool:
         """Take a request out of the queue; return whether it was still there."""
-        if self._admitted.pop(ticket, None) is not None:
-            return True
-        if ticket not in self._ready:
-            return False
-        self._remove(ticket)
+        item = self._admitted.pop(ticket, None)
+        if item is None:
+            if ticket not in self._line.by_ticket:
+                return False
+            item = self._line.remove(ticket)
+        self._holdings.remove(item)
         return True
 
-    def complete(self, batch: int, now_s: float) -> None:
-        """Free the lane of ``batch``.
+    def complete(self, batch: int, now_s: float, failed: bool = False) -> None:
+        """Free the lane of ``batch``; the time of a failed one teaches nothing.
 
         Raises:
             KeyError: If that batch is not running.
         """
         now_s = self._advance(now_s)
-        padded_tokens, start_s = self._running.pop(batch)
-        self.cost.observe(padded_tokens, now_s - start_s)
+        run = self._running.pop(batch)
+        if not failed:
+            self.cost.observe(run.size * run.longest, now_s - run.start_s)
+            self.model.observe(run.size, run.longest, now_s - run.start_s)
 
     def close(self) -> None:
         """Refuse new requests; what is queued is still dispatched, without waiting."""
         self._closed = True
 
+    def throttle(self, scale: float) -> None:
+        """Hold batches to a share of their limits (1 for all of them)."""
+        given = self._given
+
+        def part(limit: int | None) -> int | None:
+            return None if limit is None else max(int(limit * scale), 1)
+
+        self.limits = replace(
+            given,
+            token_budget=max(int(given.token_budget * scale), 1),
+            max_batch=part(given.max_batch),
+            fixed_size=part(given.fixed_size),
+        )
+
+    def take_shed(self) -> tuple[Shed, ...]:
+        """Return the requests given up since the last time; each is named once."""
+        if not self._shed:
+            return ()
+        shed, self._shed = tuple(self._shed), []
+        return shed
+
     def decide(self, now_s: float) -> Dispatch | Wait:
         """Return the batch that must run now, or how long nothing needs to run."""
         now_s = self._advance(now_s)
-        if not self._ready or self.free_lanes < 1:
+        self.expire(now_s)
+        if not self._line.by_ticket or self.free_lanes < 1:
             return Wait(None)
-        choice = self._choose()
-        verdict = self._reason_to_go(choice, now_s)
+        self._age(now_s)
+        anchor = self._anchor()
+        if self.limits.fixed_size is not None:
+            return self._decide_fixed(self.limits.fixed_size, now_s)
+        choice = choose(self._line, anchor, self.limits, self.cost.overhead_tokens)
+        chosen = members(self._line, anchor, choice)
+        kept = keep_deadlines(chosen, anchor, self.model, now_s)
+        full = choice.size >= choice.room or len(kept) < len(chosen)
+        verdict = self._reason_to_go(kept, full, now_s)
         if isinstance(verdict, Wait):
             return verdict
-        return self._dispatch(choice, verdict, now_s)
+        return self._dispatch(anchor, kept, verdict, now_s)
+
+    def expire(self, now_s: float) -> None:
+        """Give up what would miss its deadline if it ran alone now; ``take_shed`` tells."""
+        now_s = self._advance(now_s)
+        while self._latest and self._latest[0][0] < now_s:
+            _, ticket = heapq.heappop(self._latest)
+            item = self._line.by_ticket.get(ticket)
+            if item is None:
+                continue
+            latest_s = self._latest_start_s(item)  # the model may have learnt since
+            if latest_s < now_s:
+                self.withdraw(ticket)
+                self._shed.append(Shed(ticket, now_s - latest_s))
+            else:
+                heapq.heappush(self._latest, (latest_s, ticket))
+
+    def retry_s(self) -> float:
+        """Return the seconds until a lane is likely to take the next batch out of the queue."""
+        batch_s = self.cost.batch_s
+        wait_s = self.limits.max_wait_s if batch_s is None else batch_s / self.limits.lanes
+        return max(wait_s, _LEAST_RETRY_S)
 
     def _advance(self, now_s: float) -> float:
         """Return the time, which never runs backwards here."""
         self._now_s = max(self._now_s, now_s)
         return self._now_s
 
-    def _retry_s(self) -> float:
-        """Seconds until a lane is likely to take the next batch out of the queue."""
-        batch_s = self.cost.batch_s
-        wait_s = self.limits.max_wait_s if batch_s is None else batch_s / self.limits.lanes
-        return max(wait_s, _LEAST_RETRY_S)
+    def _latest_start_s(self, item: Waiting) -> float:
+        assert item.terms.deadline_s is not None
+        return item.terms.deadline_s - self.model.predict(1, item.tokens)
 
-    def _reason_to_go(self, choice: _Choice, now_s: float) -> Reason | Wait:
-        limits, size = self.limits, choice.size
-        oldest_s = self._ready[self._order[0]][1]
-        due_s = oldest_s + limits.max_wait_s
+    def _age(self, now_s: float) -> None:
+        """Let what waited long enough count as interactive, as if it had come now."""
+        while self._ageing and now_s - self._ageing[0][0] >= self.limits.ageing_s:
+            _, ticket = self._ageing.popleft()
+            if ticket in self._line.by_ticket:
+                item = self._line.remove(ticket)
+                item.rank = int(Priority.INTERACTIVE)
+                item.tag = self._clocks[item.rank].tag(item.terms.tenant, item.tokens)
+                self._line.add(item)
+
+    def _is_odd(self, tokens: int) -> bool:
+        return tokens > self.limits.token_budget or tokens > _ODD_TIMES * self._mean_tokens
+
+    def _anchor(self) -> Waiting:
+        """Return the first in line; not an odd one while another odd one holds a lane."""
+        first = self._line.first
+        if not self.limits.odd_lane or not self._is_odd(first.tokens):
+            return first
+        if not any(run.odd for run in self._running.values()):
+            return first
+        others = (item for item in self._line.in_order() if not self._is_odd(item.tokens))
+        return next(others, first)
+
+    def _reason_to_go(self, chosen: list[Waiting], full: bool, now_s: float) -> Reason | Wait:
+        due_s = min(item.admitted_s for item in chosen) + self.limits.max_wait_s
         if self._closed:
             return Reason.DRAIN
-        if size >= self._room(choice.longest):
+        if full:
             return Reason.FULL
         if now_s >= due_s:
             return Reason.OVERDUE
-        if len(self._ready) > size:
+        if len(self._line) > len(chosen):
             return Reason.CONTENDED
         until_s = self._gaps.worth_waiting_until(now_s, self.cost.overhead_s)
+        if self._latest and until_s is not None:
+            until_s = min(until_s, self._latest[0][0])
         if until_s is None or until_s <= now_s:
             return Reason.NO_GAIN
         return Wait(min(until_s, due_s))
 
-    def _room(self, longest: int) -> int:
-        """Requests that fit into a batch whose longest has ``longest`` tokens."""
-        room = max(self.limits.token_budget // longest, 1)
-        return room if self.limits.max_batch is None else min(room, self.limits.max_batch)
+    def _decide_fixed(self, size: int, now_s: float) -> Dispatch | Wait:
+        """Return a batch of ``size`` in order of the line, or wait for it to fill."""
+        chosen = fixed_members(self._line, size)
+        due_s = min(item.admitted_s for item in chosen) + self.limits.max_wait_s
+        if self._closed:
+            reason = Reason.DRAIN
+        elif len(chosen) >= size:
+            reason = Reason.FULL
+        elif now_s >= due_s:
+            reason = Reason.OVERDUE
+        else:
+            return Wait(due_s)
+        return self._dispatch(chosen[0], chosen, reason, now_s)
 
-    def _choose(self) -> _Choice:
-        """Return the batch around the oldest request that saves the most lane time.
-
-        A batch of n requests saves n - 1 overheads against n batches of one, and pays for
-        its padding; both count in tokens. Each length from the oldest request's own upwards
-        is tried as the batch's longest.
-        """
-        anchor = self._ready[self._order[0]][0]
-        overhead = min(self.cost.overhead_tokens, float(self.limits.token_budget))
-        best = self._fill(anchor, anchor, overhead)
-        assert best is not None  # a batch as long as its anchor always fits
-        for longest in self._lengths[bisect_left(self._lengths, anchor + 1) :]:
-            if longest - anchor >= overhead * (self._room(longest) - 1):
-                break  # the anchor's padding alone eats what the fullest batch could save
-            choice = self._fill(longest, anchor, overhead)
-            if choice is not None and choice.value > best.value:
-                best = choice
-        return best
-
-    def _fill(self, longest: int, anchor: int, overhead: float) -> _Choice | None:
-        """Fill a batch with the requests nearest below ``longest``; ``None`` if none may be.
-
-        ``slack`` is the padding that ``max_padding`` still allows: it grows by
-        ``max_padding * longest`` with each request and shrinks by the request's padding.
-        """
-        share = self.limits.max_padding * longest
-        room = self._room(longest) - 1
-        slack = share - (longest - anchor)
-        counts: dict[int, int] = {}
-        value = float(anchor - longest)
-        for length, available in self._downwards(longest, anchor):
-            padding = longest - length
-            if room < 1 or padding >= overhead and padding > 0:
-                break
-            take = min(available, room)
-            if padding > share:
-                take = min(take, int(slack / (padding - share))) if slack > 0 else 0
-            if take < 1:
-                continue
-            counts[length] = take
-            room -= take
-            slack += take * (share - padding)
-            value += take * (overhead - padding)
-        if slack < 0:
-            return None
-        counts[anchor] = counts.get(anchor, 0) + 1
-        return _Choice(longest, tuple(counts.items()), value)
-
-    def _downwards(self, longest: int, anchor: int) -> Iterator[tuple[int, int]]:
-        """Yield (length, ready requests but the anchor) from ``longest`` down."""
-        for index in range(bisect_left(self._lengths, longest + 1) - 1, -1, -1):
-            length = self._lengths[index]
-            yield length, len(self._by_length[length]) - (length == anchor)
-
-    def _dispatch(self, choice: _Choice, reason: Reason, now_s: float) -> Dispatch:
-        tickets = sorted(
-            ticket for length, count in choice.counts for ticket in self._by_length[length][:count]
-        )
-        tokens = sum(length * count for length, count in choice.counts)
-        for ticket in tickets:
-            self._remove(ticket)
+    def _dispatch(
+        self, anchor: Waiting, chosen: list[Waiting], reason: Reason, now_s: float
+    ) -> Dispatch:
+        self._clocks[anchor.rank].serve(anchor.tag)
+        for item in chosen:
+            self._line.remove(item.ticket)
+            self._holdings.remove(item)
+        longest = max(item.tokens for item in chosen)
         batch = self._batches
         self._batches += 1
-        decision = Dispatch(batch, tuple(tickets), choice.longest, tokens, reason)
-        self._running[batch] = (decision.padded_tokens, now_s)
-        return decision
-
-    def _remove(self, ticket: int) -> None:
-        length, _ = self._ready.pop(ticket)
-        del self._order[bisect_left(self._order, ticket)]
-        bucket = self._by_length[length]
-        del bucket[bisect_left(bucket, ticket)]
-        if not bucket:
-            del self._by_length[length]
-            del self._lengths[bisect_left(self._lengths, length)]
+        self._running[batch] = _Running(len(chosen), longest, now_s, self._is_odd(longest))
+        tickets = tuple(sorted(item.ticket for item in chosen))
+        return Dispatch(batch, tickets, longest, sum(item.tokens for item in chosen), reason)

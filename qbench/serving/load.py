@@ -232,6 +232,7 @@ def latencies(
             batch_size=one.batch_size,
             tokens=one.tokens,
             padded_tokens=one.padded_tokens,
+            formation_ms=one.times.formation_s * 1e3,
             warmup=one.times.submitted_s < result.measured_from_s,
         )
         for one in result.served

@@ -1,4 +1,4 @@
-"""The threads around the batcher: one that encodes ahead, and one for each lane.
+"""The threads around the batcher: some that encode ahead, and one for each lane.
 
 NOTE: there is no dispatcher thread. A lane that is free asks the batcher itself under the one
 lock; a dispatcher would add a hand-over between threads to each batch, which on few cores
@@ -10,81 +10,86 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-from qbench.errors import MeasurementError
-from qbench.serving.batcher import Accept, Batcher, BatchLimits, Dispatch, Refuse
-from qbench.serving.request import Answer, Done, Encode, Encoded, Run, Times, Work, token_count
+from qbench.serving.batcher import Batcher
+from qbench.serving.decisions import (
+    ANY_TIME,
+    Accept,
+    BatchLimits,
+    Dispatch,
+    Refuse,
+    Shed,
+    Terms,
+)
+from qbench.serving.encoders import Encoders
+from qbench.serving.failures import CancelledError, ClosedError, HungError, RefusedError, ShedError
+from qbench.serving.flights import Lane, LoopOptions, Pending, hand_over, settle
+from qbench.serving.request import Answer, Done, Encoded, Run, Times, Work, token_count
+from qbench.serving.running import Outcome, run_batch
+
+__all__ = ["LoopOptions", "RefusedError", "ServingLoop"]
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Request:
-    """A request on its way; each field is written once, by the thread that holds it."""
-
-    payload: Any
-    done: Done
-    ticket: int
-    submitted_s: float
-    encoded: Encoded = field(default_factory=dict)
-    tokens: int = 0
-    encode_start_s: float = 0.0
-    encode_end_s: float = 0.0
-
-
-class RefusedError(MeasurementError):
-    """The server refused a request; ``retry_after_s`` says when another try may fit."""
-
-    def __init__(self, refusal: Refuse) -> None:
-        """Take what the batcher said."""
-        retry_s = refusal.retry_after_s
-        hint = "" if retry_s is None else f"; try again in {retry_s * 1000:.0f} ms"
-        super().__init__(f"request refused: {refusal.reason}{hint}")
-        self.retry_after_s = retry_s
+_WATCHES = 8  # looks at a lane within the time that it may hang
 
 
 class ServingLoop:
     """Serves one engine: a queue, a batcher and a thread for each lane.
 
     Use it as a context manager; leaving it answers what was accepted and ends the threads.
-    An exception of the engine fails the requests of that batch with that exception, and the
-    loop goes on. Callbacks run in a lane's thread, so they must be short.
+    A request whose batch makes the engine raise is run again in halves of that batch, until
+    only the bad ones fail; a batch that hangs fails as a whole. The loop goes on in each case.
+    Callbacks run in a lane's thread, so they must be short.
     """
 
-    def __init__(self, lanes: Sequence[Run], work: Work, limits: BatchLimits) -> None:
+    def __init__(
+        self,
+        lanes: Sequence[Run],
+        work: Work,
+        limits: BatchLimits,
+        options: LoopOptions | None = None,
+    ) -> None:
         """Start serving.
 
         Args:
             lanes: What runs a batch, one for each lane; a lane is used by one thread.
             work: How to encode, pad and decode.
             limits: Limits of the queue and of a batch; their ``lanes`` is taken from above.
+            options: What else it may do.
         """
-        self._work = work
-        self.batcher = Batcher(replace(limits, lanes=len(lanes)))
+        self._work, self._options = work, options or LoopOptions()
+        self._clock = self._options.clock
+        self.batcher = Batcher(replace(limits, lanes=len(lanes)), self._options.model)
         self.dispatches: dict[str, int] = {}  # batches by the reason why they went
-        self.refused = 0
+        self.counts: Counter[str] = Counter()  # requests by what became of them
         self._lock = threading.Lock()
-        self._texts = threading.Condition(self._lock)
         self._batches = threading.Condition(self._lock)
-        self._inbox: list[_Request] = []
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, Pending] = {}
         self._closing = False
-        self._threads = [
-            threading.Thread(target=self._serve_lane, args=(run,), name=f"lane-{index}")
-            for index, run in enumerate(lanes)
-        ]
+        self._ended = threading.Event()
+        self._lanes = [Lane(index, run) for index, run in enumerate(lanes)]
+        self._encoders: Encoders[Pending] | None = None
+        for lane in self._lanes:
+            self._start_lane(lane)
         if work.encode is not None:
-            encoder = threading.Thread(
-                target=self._serve_encoder, args=(work.encode,), name="encoder"
+            self._encoders = Encoders(
+                work.encode,
+                lambda request: request.payload,
+                self._take_encoded,
+                self._fail_unready,
+                self._clock,
             )
-            self._threads.append(encoder)
-        for thread in self._threads:
-            thread.daemon = True
-            thread.start()
+            self._encoders.start(self._options.encoders)
+        if self._options.hang_s is not None:
+            watch = threading.Thread(
+                target=self._watch, args=(self._options.hang_s,), name="watchdog", daemon=True
+            )
+            watch.start()
 
     def __enter__(self) -> ServingLoop:
         """Return the loop, which already serves."""
@@ -94,179 +99,299 @@ class ServingLoop:
         """Drain and end the threads."""
         self.close()
 
-    def submit(self, payload: Any, done: Done) -> Accept | Refuse:
+    @property
+    def refused(self) -> int:
+        """Requests that were refused."""
+        return self.counts["refused"]
+
+    def submit(self, payload: Any, done: Done, terms: Terms = ANY_TIME) -> Accept | Refuse:
         """Hand a request in; ``done`` gets its answer, exactly once, if it is accepted.
+
+        Args:
+            payload: What the encoder takes, or an encoded request (a mapping).
+            done: Called with the answer.
+            terms: Tenant, class and deadline; the deadline is a time of the loop's clock.
 
         Raises:
             MeasurementError: If there is no encoder and the payload is no encoded request.
         """
-        tokens = token_count(payload) if self._work.encode is None else 0
+        encoded = self._work.encode is None or isinstance(payload, Mapping)
+        tokens = token_count(payload) if encoded else 0
+        lost: list[Pending] = []
         with self._lock:
-            now_s = time.perf_counter()
-            decision = self.batcher.admit(now_s)
+            now_s = self._clock()
+            decision = self.batcher.admit(now_s, terms)
             if isinstance(decision, Refuse):
-                self.refused += 1
+                self.counts["refused"] += 1
                 return decision
-            request = _Request(payload, done, decision.ticket, now_s)
+            self.counts["accepted"] += 1
+            for ticket in decision.displaced:
+                lost.append(self._requests.pop(ticket))
+            request = Pending(payload, done, decision.ticket, now_s)
             self._requests[decision.ticket] = request
-            if self._work.encode is None:
+            if encoded:
                 self._make_ready(request, payload, tokens, (now_s, now_s))
                 self._batches.notify()
-            else:
-                self._inbox.append(request)
-                self._texts.notify()
+        if not encoded and self._encoders is not None:
+            self._encoders.put(request)
+        for loser in lost:
+            self._fail(loser, ShedError.for_place(self.batcher.retry_s()), "displaced")
         return decision
 
-    def ask(self, payload: Any) -> Future[Answer]:
+    def cancel(self, ticket: int) -> bool:
+        """Take a request back; return whether it had not begun to run.
+
+        Its callback gets a ``CancelledError`` then; else it gets its answer as ever.
+        """
+        with self._lock:
+            request = self._requests.get(ticket)
+            if request is None or not self.batcher.withdraw(ticket):
+                return False
+            del self._requests[ticket]
+            self._batches.notify_all()  # a closing lane may have waited for this one
+        self._fail(request, CancelledError(), "cancelled")
+        return True
+
+    def throttle(self, scale: float) -> None:
+        """Hold batches to a share of their limits."""
+        with self._lock:
+            self.batcher.throttle(scale)
+
+    def ask(self, payload: Any, terms: Terms = ANY_TIME) -> Future[Answer]:
         """Hand a request in and return a future of its answer.
 
-        The future raises what failed the request, ``RefusedError`` if it was refused.
+        The future raises what failed the request, ``RefusedError`` if it was refused. A future
+        that is cancelled takes its request out of the queue.
         """
         future: Future[Answer] = Future()
-
-        def settle(answer: Answer) -> None:
-            if not future.set_running_or_notify_cancel():
-                return  # the caller no longer wants it
-            if answer.error is not None:
-                future.set_exception(answer.error)
-            else:
-                future.set_result(answer)
-
-        decision = self.submit(payload, settle)
+        decision = self.submit(payload, lambda answer: settle(future, answer), terms)
         if isinstance(decision, Refuse):
             future.set_exception(RefusedError(decision))
+            return future
+        ticket = decision.ticket
+        future.add_done_callback(lambda one: one.cancelled() and self.cancel(ticket))
         return future
 
     def close(self) -> None:
         """Refuse new requests, answer the accepted ones and end the threads."""
+        self.drain(None)
+
+    def drain(self, limit_s: float | None) -> bool:
+        """Refuse new requests and answer the accepted ones; return whether all were served.
+
+        Args:
+            limit_s: Longest time to wait, seconds; what is left then fails with
+                ``ClosedError``. ``None`` waits for the last one.
+        """
         with self._lock:
             self._closing = True
             self.batcher.close()
-            self._texts.notify_all()
             self._batches.notify_all()
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join()
+        if self._encoders is not None:
+            self._encoders.close()
+        until_s = None if limit_s is None else time.perf_counter() + limit_s
+        while (thread := self._next_thread()) is not None:
+            left_s = None if until_s is None else until_s - time.perf_counter()
+            if left_s is not None and left_s <= 0:
+                break
+            thread.join(left_s)
+        served = not self._abandon()
+        self._ended.set()
+        return served
 
-    # --- the encoder's thread -------------------------------------------------------------
+    def _next_thread(self) -> threading.Thread | None:
+        """Return a thread that still serves; one that replaced another is among them."""
+        with self._lock:
+            threads = [lane.thread for lane in self._lanes]
+        mine = threading.current_thread()
+        threads += self._encoders.threads if self._encoders is not None else []
+        return next((t for t in threads if t is not None and t.is_alive() and t is not mine), None)
 
-    def _serve_encoder(self, encode: Encode) -> None:
-        while True:
-            with self._lock:
-                while not self._inbox and not self._closing:
-                    self._texts.wait()
-                if not self._inbox:
-                    return
-                group, self._inbox = self._inbox, []
-            self._encode_group(encode, group)
+    def _abandon(self) -> int:
+        """Fail whatever was not served in time; return how many that were."""
+        with self._lock:
+            left = list(self._requests.values())
+            for request in left:
+                self.batcher.withdraw(request.ticket)
+            self._requests.clear()
+            for lane in self._lanes:
+                if lane.flight is not None:
+                    left += lane.flight[1]
+                    lane.gone, lane.flight = True, None
+            self._batches.notify_all()
+        for request in left:
+            self._fail(request, ClosedError(), "closed")
+        return len(left)
 
-    def _encode_group(self, encode: Encode, group: list[_Request]) -> None:
-        """Encode requests in one call; if that fails, one by one, so that only bad ones fail."""
-        start_s = time.perf_counter()
-        try:
-            encoded = encode([request.payload for request in group])
-            if len(encoded) != len(group):
-                raise MeasurementError(
-                    f"encoding gave {len(encoded)} results for {len(group)} requests"
-                )
-            tokens = [token_count(item) for item in encoded]
-        except Exception as error:
-            if len(group) > 1:
-                for request in group:
-                    self._encode_group(encode, [request])
-            else:
-                self._fail_unready(group[0], error)
-            return
-        end_s = time.perf_counter()
+    def _start_lane(self, lane: Lane, reopen: Callable[[int], Run] | None = None) -> None:
+        lane.thread = threading.Thread(
+            target=self._serve_lane, args=(lane, reopen), name=f"lane-{lane.index}", daemon=True
+        )
+        lane.thread.start()
+
+    def _fail(self, request: Pending, error: Exception, what: str) -> None:
+        """Answer a request that never ran; the lock is not held."""
+        with self._lock:
+            self.counts[what] += 1
+        hand_over(request, Answer(None, error, None, 0, request.tokens, 0))
+
+    # --- what the encoders call -------------------------------------------------------------
+
+    def _take_encoded(
+        self,
+        group: Sequence[Pending],
+        encoded: Sequence[Encoded],
+        tokens: Sequence[int],
+        start_s: float,
+    ) -> None:
+        end_s = self._clock()
         with self._lock:
             for request, item, count in zip(group, encoded, tokens, strict=True):
-                self._make_ready(request, item, count, (start_s, end_s))
+                if request.ticket in self._requests:  # it may have been taken back meanwhile
+                    self._make_ready(request, item, count, (start_s, end_s))
             self._batches.notify(len(group))
 
     def _make_ready(
-        self, request: _Request, encoded: Encoded, tokens: int, span_s: tuple[float, float]
+        self, request: Pending, encoded: Encoded, tokens: int, span_s: tuple[float, float]
     ) -> None:
         """Put an encoded request before the batcher; the lock is held."""
         request.encoded, request.tokens = encoded, tokens
         request.encode_start_s, request.encode_end_s = span_s
         self.batcher.ready(request.ticket, tokens, span_s[1])
 
-    def _fail_unready(self, request: _Request, error: Exception) -> None:
+    def _fail_unready(self, request: Pending, error: Exception) -> None:
         with self._lock:
+            if self._requests.pop(request.ticket, None) is None:
+                return
             self.batcher.withdraw(request.ticket)
-            del self._requests[request.ticket]
             self._batches.notify_all()  # a closing lane may have waited for this one
-        _hand_over(request, Answer(None, error, None, 0, 0, 0))
+        self._fail(request, error, "failed")
 
     # --- the lanes' threads ---------------------------------------------------------------
 
-    def _serve_lane(self, run: Run) -> None:
-        finished: int | None = None
-        while (taken := self._take_batch(finished)) is not None:
+    def _serve_lane(self, lane: Lane, reopen: Callable[[int], Run] | None) -> None:
+        if reopen is not None:
+            try:
+                lane.run = reopen(lane.index)
+            except Exception:  # whatever the runtime raises: the lane's old engine may still do
+                _LOG.exception("lane %d cannot be opened again; its engine stays", lane.index)
+        finished: tuple[int, bool] | None = None
+        while (taken := self._take_batch(lane, finished)) is not None:
             decision, requests, dispatched_s = taken
-            self._run_batch(run, decision, requests, dispatched_s)
-            finished = decision.batch
+            outcome = run_batch(
+                lane.run, self._work, [request.encoded for request in requests], self._clock
+            )
+            with self._lock:
+                if lane.gone:
+                    return
+                lane.flight = None
+                self.counts["failed"] += len(outcome.errors)
+                self.counts["answered"] += len(requests) - len(outcome.errors)
+                self.counts["reruns"] += outcome.reruns
+            self._answer(decision, requests, dispatched_s, outcome)
+            finished = decision.batch, bool(outcome.errors or outcome.reruns)
 
-    def _take_batch(self, finished: int | None) -> tuple[Dispatch, list[_Request], float] | None:
+    def _take_batch(
+        self, lane: Lane, finished: tuple[int, bool] | None
+    ) -> tuple[Dispatch, list[Pending], float] | None:
         """Give back the lane, wait for a batch and take it; ``None`` when all is served."""
-        with self._lock:
-            if finished is not None:
-                self.batcher.complete(finished, time.perf_counter())
-            while True:
-                now_s = time.perf_counter()
-                decision = self.batcher.decide(now_s)
-                if isinstance(decision, Dispatch):
-                    requests = [self._requests.pop(ticket) for ticket in decision.tickets]
-                    reason = str(decision.reason)
-                    self.dispatches[reason] = self.dispatches.get(reason, 0) + 1
-                    if self.batcher.ready_count:
-                        self._batches.notify()
-                    return decision, requests, now_s
-                if self._closing and not self.batcher.queued:
-                    self._batches.notify_all()
-                    return None
-                until_s = decision.until_s
-                self._batches.wait(None if until_s is None else max(until_s - now_s, 0.0))
+        while True:
+            lost: list[tuple[Pending, Shed]] = []
+            with self._lock:
+                if finished is not None:
+                    self.batcher.complete(finished[0], self._clock(), failed=finished[1])
+                    finished = None
+                decision = self._next_batch(lane, lost)
+            for request, shed in lost:
+                self._fail(request, ShedError.for_deadline(shed), "shed")
+            if not isinstance(decision, bool):
+                return decision
+            if decision:
+                return None
 
-    def _run_batch(
-        self, run: Run, decision: Dispatch, requests: list[_Request], dispatched_s: float
+    def _next_batch(
+        self, lane: Lane, lost: list[tuple[Pending, Shed]]
+    ) -> tuple[Dispatch, list[Pending], float] | bool:
+        """Return a batch, or whether the lane may end; the lock is held, and given up to wait.
+
+        ``False`` means that requests were shed: they must be told without the lock.
+        """
+        while True:
+            now_s = self._clock()
+            decision = self.batcher.decide(now_s)
+            for shed in self.batcher.take_shed():
+                lost.append((self._requests.pop(shed.ticket), shed))
+            if isinstance(decision, Dispatch):
+                requests = [self._requests.pop(ticket) for ticket in decision.tickets]
+                reason = str(decision.reason)
+                self.dispatches[reason] = self.dispatches.get(reason, 0) + 1
+                if self.batcher.ready_count:
+                    self._batches.notify()
+                lane.flight, lane.held_s = (decision, requests, now_s), 0.0
+                return lane.flight
+            if lane.gone or (self._closing and not self.batcher.queued):
+                self._batches.notify_all()
+                return True
+            if lost:
+                return False
+            until_s = decision.until_s
+            self._batches.wait(None if until_s is None else max(until_s - now_s, 0.0))
+
+    def _answer(
+        self, decision: Dispatch, requests: list[Pending], dispatched_s: float, outcome: Outcome
     ) -> None:
-        start_s = end_s = time.perf_counter()
-        values: Sequence[Any] = [None] * len(requests)
-        failure: Exception | None = None
-        try:
-            feeds = self._work.pad([request.encoded for request in requests])
-            start_s = time.perf_counter()
-            outputs = run(feeds)
-            end_s = time.perf_counter()
-            values = self._work.decode(outputs, len(requests))
-            if len(values) != len(requests):
-                raise MeasurementError(
-                    f"decoding gave {len(values)} answers for {len(requests)} requests"
-                )
-        except Exception as error:
-            failure = error
-            values = [None] * len(requests)
-            end_s = time.perf_counter()
-        for request, value in zip(requests, values, strict=True):
+        for place, request in enumerate(requests):
             times = Times(
                 request.submitted_s,
                 request.encode_start_s,
                 request.encode_end_s,
                 dispatched_s,
-                start_s,
-                end_s,
-                time.perf_counter(),
+                outcome.start_s,
+                outcome.end_s,
+                self._clock(),
             )
             answer = Answer(
-                value, failure, times, len(requests), request.tokens, decision.padded_tokens
+                outcome.values[place],
+                outcome.errors.get(place),
+                times,
+                len(requests),
+                request.tokens,
+                decision.padded_tokens,
             )
-            _hand_over(request, answer)
+            hand_over(request, answer)
 
+    # --- the watchdog's thread --------------------------------------------------------------
 
-def _hand_over(request: _Request, answer: Answer) -> None:
-    """Call the request's callback; a callback that raises must not end the lane."""
-    try:
-        request.done(answer)
-    except Exception:
-        _LOG.exception("the callback of request %d raised", request.ticket)
+    def _watch(self, hang_s: float) -> None:
+        """Look at the lanes again and again; replace those that hang, shed what is too late.
+
+        NOTE: time on a lane is counted in looks, not read from a clock that may step.
+        """
+        step_s = hang_s / _WATCHES
+        while not self._ended.wait(step_s):
+            lost: list[tuple[Pending, Exception, str]] = []
+            with self._lock:
+                self.batcher.expire(self._clock())
+                for shed in self.batcher.take_shed():
+                    request = self._requests.pop(shed.ticket)
+                    lost.append((request, ShedError.for_deadline(shed), "shed"))
+                for index, lane in enumerate(self._lanes):
+                    if lane.flight is None:
+                        continue
+                    lane.held_s += step_s
+                    if lane.held_s > hang_s:
+                        decision, requests, _ = lane.flight
+                        lost += [(request, HungError(hang_s), "hung") for request in requests]
+                        self._lanes[index] = self._replace(lane, decision.batch)
+            for request, error, what in lost:
+                self._fail(request, error, what)
+
+    def _replace(self, lane: Lane, batch: int) -> Lane:
+        """Give up a lane and start another in its place; the lock is held."""
+        lane.gone, lane.flight = True, None
+        self.batcher.complete(batch, self._clock(), failed=True)
+        self.counts["replaced_lanes"] += 1
+        _LOG.error("lane %d hangs and is replaced", lane.index)
+        fresh = Lane(lane.index, lane.run)
+        self._start_lane(fresh, reopen=self._options.reopen)
+        return fresh

@@ -42,13 +42,18 @@ class Times:
 
     @property
     def queue_s(self) -> float:
-        """Waiting: for the encoder, in the queue, and while the batch was padded."""
-        return (self.encode_start_s - self.submitted_s) + (self.run_start_s - self.encode_end_s)
+        """Waiting: for the encoder, and in the queue."""
+        return (self.encode_start_s - self.submitted_s) + (self.dispatched_s - self.encode_end_s)
 
     @property
     def preprocess_s(self) -> float:
         """Encoding, as this request saw it (requests that wait together share a call)."""
         return self.encode_end_s - self.encode_start_s
+
+    @property
+    def formation_s(self) -> float:
+        """Forming the batch: from the decision until its padded feeds were there."""
+        return self.run_start_s - self.dispatched_s
 
     @property
     def inference_s(self) -> float:
@@ -61,8 +66,19 @@ class Times:
         return self.answered_s - self.run_end_s
 
     @property
+    def stages_s(self) -> tuple[float, float, float, float, float]:
+        """Queue, preprocess, formation, inference and postprocess, seconds."""
+        return (
+            self.queue_s,
+            self.preprocess_s,
+            self.formation_s,
+            self.inference_s,
+            self.postprocess_s,
+        )
+
+    @property
     def total_s(self) -> float:
-        """From submission to answer: the sum of the four stages."""
+        """From submission to answer: the sum of the five stages."""
         return self.answered_s - self.submitted_s
 
 
@@ -77,6 +93,7 @@ class Answer:
         batch_size: Requests in its batch.
         tokens: Its own tokens.
         padded_tokens: Tokens of its batch with padding.
+        served_by: ``engine``, or what answered in its place: ``fallback`` or ``default``.
     """
 
     value: Any
@@ -85,6 +102,7 @@ class Answer:
     batch_size: int
     tokens: int
     padded_tokens: int
+    served_by: str = "engine"
 
 
 Done: TypeAlias = Callable[[Answer], None]
@@ -103,6 +121,18 @@ def first_rows(outputs: Mapping[str, np.ndarray], count: int) -> Sequence[Any]:
             f"its first axis must be the batch"
         )
     return list(rows)
+
+
+def named_rows(outputs: Mapping[str, np.ndarray], count: int) -> Sequence[dict[str, np.ndarray]]:
+    """Return each request's row of every output, by name; rows are copies and share nothing.
+
+    Raises:
+        MeasurementError: If an output does not have ``count`` rows.
+    """
+    for name, rows in outputs.items():
+        if rows.ndim < 1 or rows.shape[0] != count:
+            first_rows({name: rows}, count)
+    return [{name: rows[row].copy() for name, rows in outputs.items()} for row in range(count)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import numpy as np
 from qbench.errors import MeasurementError
 from qbench.records import BenchSummary, Estimate, RequestLatency
 
-STAGES = ("queue", "preprocess", "inference", "postprocess")
+STAGES = ("queue", "preprocess", "formation", "inference", "postprocess")
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 
 

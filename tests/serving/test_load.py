@@ -12,6 +12,7 @@ from qbench.serving.batcher import BatchLimits
 from qbench.serving.load import ClosedLoop, draw_order, drive, latencies
 from qbench.serving.loop import ServingLoop
 from qbench.serving.request import Work
+from qbench.serving.summary import STAGES
 
 WORK = Work(pad, encode)
 
@@ -31,7 +32,7 @@ def test_a_closed_loop_keeps_its_clients_busy_and_every_latency_raw():
     assert result.cpu_s > 0
     assert result.rejected == 0
     for one in raw:
-        stages = one.queue_ms + one.preprocess_ms + one.inference_ms + one.postprocess_ms
+        stages = sum(getattr(one, f"{stage}_ms") for stage in STAGES)
         assert stages == pytest.approx(one.total_ms, abs=1e-6)
     assert max(one.batch_size for one in raw) <= 4
 

@@ -1,0 +1,83 @@
+"""A request and a lane as the loop holds them, and how an answer is handed over."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from qbench.serving.cost import BatchCost
+from qbench.serving.decisions import Dispatch
+from qbench.serving.request import Answer, Done, Encoded, Run
+from qbench.serving.running import Clock
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoopOptions:
+    """What a loop may do beside batching.
+
+    Attributes:
+        encoders: Threads that encode ahead.
+        hang_s: Seconds after which a batch that has not come back is given up; ``None`` for
+            never.
+        reopen: Opens a lane in place of one that hangs, by its index; the lane's own engine is
+            used again by default.
+        model: What batches cost, as far as it is known.
+        clock: A monotonic clock, seconds.
+    """
+
+    encoders: int = 1
+    hang_s: float | None = None
+    reopen: Callable[[int], Run] | None = None
+    model: BatchCost | None = None
+    clock: Clock = time.perf_counter
+
+
+@dataclass(slots=True)
+class Pending:
+    """A request on its way; each field is written once, by the thread that holds it."""
+
+    payload: Any
+    done: Done
+    ticket: int
+    submitted_s: float
+    encoded: Encoded = field(default_factory=dict)
+    tokens: int = 0
+    encode_start_s: float = 0.0
+    encode_end_s: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """A lane's thread and what runs on it; the loop's lock guards it."""
+
+    index: int
+    run: Run
+    flight: tuple[Dispatch, list[Pending], float] | None = None
+    held_s: float = 0.0  # as the watchdog saw it
+    gone: bool = False  # given up: whatever it still brings is dropped
+    thread: threading.Thread | None = None
+
+
+def settle(future: Future[Answer], answer: Answer, served_by: str | None = None) -> None:
+    """Give a future its answer, or the error in it; a cancelled one is left alone."""
+    if not future.set_running_or_notify_cancel():
+        return  # the caller no longer wants it
+    if answer.error is not None:
+        future.set_exception(answer.error)
+    else:
+        future.set_result(answer if served_by is None else replace(answer, served_by=served_by))
+
+
+def hand_over(request: Pending, answer: Answer) -> None:
+    """Call the request's callback; a callback that raises must not end the lane."""
+    try:
+        request.done(answer)
+    except Exception:
+        _LOG.exception("the callback of request %d raised", request.ticket)

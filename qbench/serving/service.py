@@ -1,0 +1,345 @@
+"""A served engine: what a network face drives. Batching, gates, fallback, counts and health.
+
+    service = open_service(engine, workload, settings)        # qbench.serving.opening
+    future = service.submit(Request("a text", tenant="a", timeout_s=0.2))
+    answer = future.result()                                  # or asyncio.wrap_future(future)
+    future.cancel()                                           # the client went away
+    service.drain(30.0)                                       # on SIGTERM
+
+A future raises the exceptions of ``qbench.serving.failures``, or the engine's own.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from qbench.serving.decisions import BatchLimits, Priority, Refuse, Terms
+from qbench.serving.failures import CancelledError, ClosedError, RefusedError
+from qbench.serving.flights import LoopOptions, settle
+from qbench.serving.gates import (
+    Breaker,
+    BreakerRules,
+    BreakerState,
+    MemoryGate,
+    MemoryRules,
+    Route,
+    Transition,
+)
+from qbench.serving.loop import ServingLoop
+from qbench.serving.memory import MemoryUse
+from qbench.serving.percentiles import Histogram
+from qbench.serving.request import Answer, Run, Work
+
+_LOG = logging.getLogger(__name__)
+_STAGES = ("queue", "preprocess", "formation", "inference", "postprocess")
+_TICK_S = 0.25
+_KEPT_TRANSITIONS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a caller asks for.
+
+    Attributes:
+        payload: What the encoder takes (a text, or a text and its pair), or an encoded request:
+            a mapping from input names to token lists.
+        tenant: Who asks.
+        priority: The SLA class.
+        timeout_s: Seconds after which the answer is worth nothing; ``None`` for no deadline.
+    """
+
+    payload: Any
+    tenant: str = ""
+    priority: Priority = Priority.INTERACTIVE
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gates:
+    """What holds load back, and what answers in the engine's place.
+
+    Attributes:
+        breaker: Rules of the circuit breaker.
+        memory: Rules of the memory gate.
+        read_memory: Measures memory; ``None`` for no memory gate.
+        fallback: Lanes of a cheaper engine that takes the same requests; none by default.
+        default: The answer that is given where there is no fallback engine; ``None`` refuses.
+    """
+
+    breaker: BreakerRules = BreakerRules()
+    memory: MemoryRules = MemoryRules()
+    read_memory: Callable[[], MemoryUse] | None = None
+    fallback: Sequence[Run] = ()
+    default: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceStats:
+    """What a service did since it began; a snapshot.
+
+    Attributes:
+        counts: Requests by what became of them: ``accepted``, ``answered``, ``refused``,
+            ``shed``, ``displaced``, ``cancelled``, ``failed``, ``hung``, ``closed``,
+            ``fallback``, ``default``; beside them ``reruns`` of parts of batches and
+            ``replaced_lanes``.
+        queued: Requests in no batch yet.
+        lanes: Lanes.
+        busy_lanes: Lanes that run a batch.
+        dispatches: Batches by the reason why they went.
+        batch_sizes: Batches by their size.
+        tokens: Tokens computed, without and with padding.
+        stage_s: Seconds by stage, summed over answered requests.
+        latency: Latencies of answered requests, from submission to answer.
+        breaker: State of the circuit breaker.
+        batch_scale: Share of the batch limit that the memory gate allows.
+        transitions: Changes of gates by ``gate:after``.
+        memory: The last measurement, or ``None``.
+    """
+
+    counts: Mapping[str, int]
+    queued: int
+    lanes: int
+    busy_lanes: int
+    dispatches: Mapping[str, int]
+    batch_sizes: Mapping[int, float]
+    tokens: tuple[int, int]
+    stage_s: Mapping[str, float]
+    latency: Histogram
+    breaker: BreakerState
+    batch_scale: float
+    transitions: Mapping[str, int]
+    memory: MemoryUse | None
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Sums over answers; the service's lock guards it."""
+
+    latency: Histogram = field(default_factory=Histogram)
+    stage_s: list[float] = field(default_factory=lambda: [0.0] * len(_STAGES))
+    batch_sizes: dict[int, float] = field(default_factory=dict)
+    tokens: int = 0
+    padded_tokens: float = 0.0
+
+
+class Service:
+    """Serves one engine to many callers; safe to call from any thread."""
+
+    def __init__(
+        self,
+        lanes: Sequence[Run],
+        work: Work,
+        limits: BatchLimits,
+        options: LoopOptions | None = None,
+        gates: Gates | None = None,
+    ) -> None:
+        """Start serving; the lanes should be warm.
+
+        Args:
+            lanes: What runs a batch, one for each lane.
+            work: How to encode, pad and decode.
+            limits: Limits of queue and batch.
+            options: Threads, hang limit, clock.
+            gates: Circuit breaker, memory gate and fallback.
+        """
+        self._gates, options = gates or Gates(), options or LoopOptions()
+        self._clock = options.clock
+        self._lock = threading.Lock()
+        self._breaker = Breaker(self._gates.breaker)
+        self._memory_gate = MemoryGate(self._gates.memory)
+        self._memory: MemoryUse | None = None
+        self._tally, self._extra = _Tally(), Counter[str]()
+        self._moves: Counter[str] = Counter()
+        self.transitions: deque[Transition] = deque(maxlen=_KEPT_TRANSITIONS)
+        self._draining, self._ended = False, threading.Event()
+        self.loop = ServingLoop(lanes, work, limits, options)
+        self._fallback = (
+            ServingLoop(self._gates.fallback, work, limits) if self._gates.fallback else None
+        )
+        self._keeper = threading.Thread(target=self._keep, name="gates", daemon=True)
+        self._keeper.start()
+
+    def __enter__(self) -> Service:
+        """Return the service, which already serves."""
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Answer what was accepted and end."""
+        self.drain(None)
+
+    # --- what callers use -------------------------------------------------------------------
+
+    def submit(self, request: Request) -> Future[Answer]:
+        """Take a request and return a future of its answer; cancelling it takes it back.
+
+        Raises:
+            MeasurementError: If there is no encoder and the payload is no encoded request.
+        """
+        future: Future[Answer] = Future()
+        now_s = self._clock()
+        with self._lock:
+            route = self._breaker.route(now_s)
+        if route is Route.FALLBACK:
+            self._answer_instead(request, future)
+            return future
+
+        def done(answer: Answer) -> None:
+            self._take(route, answer)
+            settle(future, answer)
+
+        terms = _terms(request, now_s)
+        try:
+            decision = self.loop.submit(request.payload, done, terms)
+        except Exception:
+            with self._lock:
+                self._breaker.withdrawn(route)
+            raise
+        if isinstance(decision, Refuse):
+            self._refuse(route, decision, future)
+        else:
+            ticket = decision.ticket
+            future.add_done_callback(lambda one: one.cancelled() and self.loop.cancel(ticket))
+        return future
+
+    def drain(self, limit_s: float | None = None) -> bool:
+        """Take nothing new, answer what was accepted, and end; return whether all was served.
+
+        Args:
+            limit_s: Longest time for it; what is left fails with ``ClosedError``.
+        """
+        self._draining = True
+        served = self.loop.drain(limit_s)
+        if self._fallback is not None:
+            served = self._fallback.drain(limit_s) and served
+        self._ended.set()
+        return served
+
+    @property
+    def live(self) -> bool:
+        """Whether it has not ended."""
+        return not self._ended.is_set()
+
+    @property
+    def ready(self) -> bool:
+        """Whether it takes requests."""
+        return self.live and not self._draining
+
+    def stats(self) -> ServiceStats:
+        """Return what it did so far."""
+        batcher = self.loop.batcher
+        with self._lock:
+            tally = self._tally
+            return ServiceStats(
+                counts={**self.loop.counts, **self._extra},
+                queued=batcher.queued,
+                lanes=batcher.limits.lanes,
+                busy_lanes=batcher.limits.lanes - batcher.free_lanes,
+                dispatches=dict(self.loop.dispatches),
+                batch_sizes={size: round(n) for size, n in sorted(tally.batch_sizes.items())},
+                tokens=(tally.tokens, round(tally.padded_tokens)),
+                stage_s=dict(zip(_STAGES, tally.stage_s, strict=True)),
+                latency=tally.latency.copy(),
+                breaker=self._breaker.state,
+                batch_scale=self._memory_gate.scale,
+                transitions=dict(self._moves),
+                memory=self._memory,
+            )
+
+    # --- what becomes of a request ------------------------------------------------------------
+
+    def _take(self, route: Route, answer: Answer) -> None:
+        """Count an answer and tell the breaker."""
+        now_s, times, tally = self._clock(), answer.times, self._tally
+        with self._lock:
+            if isinstance(answer.error, (CancelledError, ClosedError)):
+                self._breaker.withdrawn(route)
+            else:
+                latency_ms = 0.0 if times is None else times.total_s * 1e3
+                self._breaker.answered(route, latency_ms, answer.error is not None, now_s)
+            if times is None or answer.error is not None:
+                return
+            tally.latency.record(times.total_s)
+            for index, seconds in enumerate(times.stages_s):
+                tally.stage_s[index] += seconds
+            size, part = answer.batch_size, 1 / answer.batch_size
+            tally.batch_sizes[size] = tally.batch_sizes.get(size, 0.0) + part
+            tally.tokens += answer.tokens
+            tally.padded_tokens += answer.padded_tokens * part
+
+    def _refuse(self, route: Route, refusal: Refuse, future: Future[Answer]) -> None:
+        now_s = self._clock()
+        with self._lock:
+            if refusal.retry_after_s is not None:
+                self._breaker.refused(route, now_s)
+            else:
+                self._breaker.withdrawn(route)
+        future.set_exception(RefusedError(refusal))
+
+    def _answer_instead(self, request: Request, future: Future[Answer]) -> None:
+        """Let the fallback answer, or the default; refuse where there is neither."""
+        gates, fallback = self._gates, self._fallback
+        if fallback is not None:
+            terms = _terms(request, self._clock())
+            decision = fallback.submit(
+                request.payload, lambda answer: settle(future, answer, "fallback"), terms
+            )
+            if isinstance(decision, Refuse):
+                future.set_exception(RefusedError(decision))
+                self._count("refused")
+                return
+            ticket = decision.ticket
+            future.add_done_callback(lambda one: one.cancelled() and fallback.cancel(ticket))
+            self._count("fallback")
+        elif gates.default is not None:
+            settle(future, Answer(gates.default, None, None, 0, 0, 0, "default"))
+            self._count("default")
+        else:
+            retry_s = gates.breaker.open_s
+            words = "the engine cannot keep up, and there is no fallback"
+            future.set_exception(RefusedError(Refuse(words, retry_s)))
+            self._count("refused_by_breaker")
+
+    def _count(self, what: str) -> None:
+        with self._lock:
+            self._extra[what] += 1
+
+    # --- the gates' thread --------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        """Look at memory and let the gates' time pass, until the end."""
+        while not self._ended.wait(_TICK_S):
+            self.look()
+
+    def look(self) -> None:
+        """Measure memory and let the gates' time pass; log what changed."""
+        read = self._gates.read_memory
+        memory, now_s = (read() if read is not None else None), self._clock()
+        changes: list[Transition] = []
+        with self._lock:
+            self._memory = memory
+            if memory is not None:
+                change = self._memory_gate.observe(memory.used, memory.limit, now_s)
+                if change is not None:
+                    changes.append(change)
+            self._breaker.tick(now_s)
+            changes += self._breaker.take_changes()
+            for change in changes:
+                self._moves[f"{change.gate}:{change.after}"] += 1
+                self.transitions.append(change)
+        for change in changes:
+            if change.gate == "memory":
+                self.loop.throttle(self._memory_gate.scale)
+            _LOG.warning(
+                "%s: %s -> %s (%s)", change.gate, change.before, change.after, change.reason
+            )
+
+
+def _terms(request: Request, now_s: float) -> Terms:
+    deadline_s = None if request.timeout_s is None else now_s + request.timeout_s
+    return Terms(request.tenant, request.priority, deadline_s)

@@ -1,0 +1,169 @@
+"""Requests that wait: in their fair order, by length, and by who holds how much of the queue."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from qbench.serving.decisions import Terms
+
+Key: TypeAlias = tuple[int, float, int]
+_CLEAN_AT = 1024
+
+
+@dataclass(slots=True)
+class Waiting:
+    """One queued request.
+
+    Attributes:
+        ticket: Its name.
+        admitted_s: When it came.
+        terms: Tenant, class and deadline.
+        tokens: Its tokens; 0 until it is ready.
+        rank: The class that it counts as; ageing lowers it.
+        tag: Its virtual time: the fair order within a rank.
+    """
+
+    ticket: int
+    admitted_s: float
+    terms: Terms
+    tokens: int = 0
+    rank: int = 0
+    tag: float = 0.0
+
+    @property
+    def key(self) -> Key:
+        """Where it stands in the line: class, virtual time, ticket."""
+        return self.rank, self.tag, self.ticket
+
+
+class FairClock:
+    """Virtual time for weighted fair queueing by start tags.
+
+    A request's tag is where its tenant's service would begin if all tenants were served at
+    once, each at the speed of its weight: ``max(now, end of the tenant's last request)``; it
+    ends ``tokens / weight`` later. Serving the smallest tag first gives each tenant that asks
+    for it its share, whatever the others ask for (start-time fair queueing, Goyal, Vin and
+    Cheng, 1996). With one tenant the order is that of arrival.
+    """
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        """Begin at virtual time 0."""
+        self._weights = weights
+        self._now = 0.0
+        self._ends: dict[str, float] = {}
+
+    def weight(self, tenant: str) -> float:
+        """Return the weight of a tenant: 1 unless it was given another."""
+        return self._weights.get(tenant, 1.0)
+
+    def tag(self, tenant: str, tokens: int) -> float:
+        """Return the tag of a tenant's next request and take its time."""
+        start = max(self._now, self._ends.get(tenant, 0.0))
+        self._ends[tenant] = start + tokens / self.weight(tenant)
+        if len(self._ends) > _CLEAN_AT:
+            self._ends = {name: end for name, end in self._ends.items() if end > self._now}
+        return start
+
+    def serve(self, tag: float) -> None:
+        """Note that the request with this tag is served now."""
+        self._now = max(self._now, tag)
+
+
+class Line:
+    """Requests that are ready to be batched."""
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        self.by_ticket: dict[int, Waiting] = {}
+        self.order: list[Key] = []  # ascending: the first is served next
+        self.lengths: list[int] = []  # distinct lengths, ascending
+        self.by_length: dict[int, list[Key]] = {}  # length -> keys, ascending
+
+    def __len__(self) -> int:
+        """Return how many wait."""
+        return len(self.by_ticket)
+
+    @property
+    def first(self) -> Waiting:
+        """The request that is served next."""
+        return self.by_ticket[self.order[0][2]]
+
+    def in_order(self) -> Iterator[Waiting]:
+        """Yield all in their fair order."""
+        return (self.by_ticket[key[2]] for key in self.order)
+
+    def add(self, item: Waiting) -> None:
+        """Put a request into its place."""
+        key = item.key
+        self.by_ticket[item.ticket] = item
+        insort(self.order, key)
+        bucket = self.by_length.get(item.tokens)
+        if bucket is None:
+            insort(self.lengths, item.tokens)
+            self.by_length[item.tokens] = [key]
+        else:
+            insort(bucket, key)
+
+    def remove(self, ticket: int) -> Waiting:
+        """Take a request out.
+
+        Raises:
+            KeyError: If it is not there.
+        """
+        item = self.by_ticket.pop(ticket)
+        key = item.key
+        del self.order[bisect_left(self.order, key)]
+        bucket = self.by_length[item.tokens]
+        del bucket[bisect_left(bucket, key)]
+        if not bucket:
+            del self.by_length[item.tokens]
+            del self.lengths[bisect_left(self.lengths, item.tokens)]
+        return item
+
+
+class Holdings:
+    """Who holds how many places of the queue."""
+
+    def __init__(self, clock: FairClock) -> None:
+        """Begin with nobody in it."""
+        self._clock = clock
+        self._held: dict[str, dict[int, dict[int, None]]] = {}  # tenant -> class -> tickets
+        self._counts: dict[str, int] = {}
+
+    def add(self, item: Waiting) -> None:
+        """Note that a request took a place."""
+        tenant, rank = item.terms.tenant, int(item.terms.priority)
+        self._held.setdefault(tenant, {}).setdefault(rank, {})[item.ticket] = None
+        self._counts[tenant] = self._counts.get(tenant, 0) + 1
+
+    def remove(self, item: Waiting) -> None:
+        """Note that a request left its place."""
+        tenant, rank = item.terms.tenant, int(item.terms.priority)
+        del self._held[tenant][rank][item.ticket]
+        self._counts[tenant] -= 1
+        if not self._counts[tenant]:
+            del self._counts[tenant], self._held[tenant]
+
+    def displaced_by(self, terms: Terms) -> int | None:
+        """Return who must give its place in a full queue to a request on these terms.
+
+        That is the youngest of the tenant that holds most for its weight, if the newcomer's
+        would still hold less; else the youngest of the newcomer's own in a lower class.
+        """
+        if not self._counts:
+            return None
+        weight = self._clock.weight
+        most = max(self._counts, key=lambda tenant: self._counts[tenant] / weight(tenant))
+        own = (self._counts.get(terms.tenant, 0) + 1) / weight(terms.tenant)
+        if most != terms.tenant and self._counts[most] / weight(most) > own:
+            return self._youngest(most, below=-1)
+        return self._youngest(terms.tenant, below=int(terms.priority))
+
+    def _youngest(self, tenant: str, below: int) -> int | None:
+        """Return a tenant's youngest in its lowest class, if that is lower than ``below``."""
+        held = self._held.get(tenant, {})
+        lowest = max((rank for rank, tickets in held.items() if tickets), default=-1)
+        return next(reversed(held[lowest])) if lowest > below else None
