@@ -42,7 +42,8 @@ from qbench.graph.segments import TensorFact, node_costs, read_names
 from qbench.lowering import lowering_for
 from qbench.planning.costs import make_offer
 from qbench.planning.front import front
-from qbench.planning.solve import BALANCE, propose
+from qbench.planning.problem import BALANCE, problem_of
+from qbench.planning.solve import propose
 from qbench.raced import racer_for
 from qbench.records import Layer, SweepRecord, Verdict
 from qbench.runtime.ort import open_session
@@ -269,16 +270,15 @@ class Verdicts:
     def cost(self, formats: Mapping[str, str]) -> float:
         """Return time over the reference's plus a tenth of bytes over the reference's."""
         offer = self._offer
-        chosen = propose(formats, offer.options, offer.ties)
+        chosen = propose(formats, problem_of(offer))
         high = dict.fromkeys(offer.options, offer.high_precision)
-        kept = propose(high, offer.options, offer.ties)
+        kept = propose(high, problem_of(offer))
         return 1.0 + chosen.seconds / self._batch_s + BALANCE * chosen.bytes / kept.bytes
 
     def plan(self, records: Sequence[SweepRecord]) -> tuple[float, Verdict]:
         """Return cost and verdict of the plan that records lead to."""
         offer, how = make_offer(records, self._work.layers, self._work.backend), self._work.config
-        options = (offer.options, how.plan.levels)
-        proposals = front(*options, objective=how.plan.objective, ties=offer.ties)
+        proposals = front(problem_of(offer, how.plan.objective), how.plan.levels)
         for proposal in sorted(proposals, key=lambda p: self.cost(p.formats)):
             if self._verdict(proposal.formats) is Verdict.VERIFIED:
                 return self.cost(proposal.formats), Verdict.VERIFIED

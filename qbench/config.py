@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from qbench.backends import backend_named
 from qbench.errors import ConfigError, unknown_name
 from qbench.formats import format_named
+from qbench.limits import parse_max_latency
 from qbench.provenance import usable_cores
 from qbench.validation import explain
 from qbench.yamlfile import read_yaml
@@ -141,8 +142,12 @@ def parse_seconds(text: str) -> float:
 class SweepConfig(_Section):
     """Which cells are measured. ``max_tokens`` bounds the tokens of one batch.
 
+    The ``remedies`` most divergent cells of each format are tried with every remedy of it.
+
     With ``race``, cells are measured on growing parts of the samples, and on all of them where
-    they may change the plan; ``budget`` bounds the time that this takes.
+    they may change the plan; ``budget`` bounds the time that this takes. ``activation_budget``
+    bounds the reference activations that stay in memory, ``max_memory`` the whole process: what is
+    beyond goes to the disk, and only what does not fit even so is refused.
     """
 
     formats: Names = ("fp16", "int8", "int8_dynamic", "w8a16", "w4a16")
@@ -150,8 +155,10 @@ class SweepConfig(_Section):
     exclude: Names = ()
     max_tokens: Count = 512
     max_memory: str | None = None
+    activation_budget: str | None = None
     race: bool = False
     budget: str | None = None
+    remedies: Annotated[int, Field(ge=0)] = 3
 
     @field_validator("budget")
     @classmethod
@@ -165,7 +172,7 @@ class SweepConfig(_Section):
         """``budget`` in seconds."""
         return None if self.budget is None else parse_seconds(self.budget)
 
-    @field_validator("max_memory")
+    @field_validator("max_memory", "activation_budget")
     @classmethod
     def _readable_size(cls, given: str | None) -> str | None:
         if given is not None:
@@ -176,6 +183,11 @@ class SweepConfig(_Section):
     def memory_limit(self) -> int | None:
         """``max_memory`` in bytes."""
         return None if self.max_memory is None else parse_bytes(self.max_memory)
+
+    @property
+    def activation_bytes(self) -> int | None:
+        """``activation_budget`` in bytes."""
+        return None if self.activation_budget is None else parse_bytes(self.activation_budget)
 
     @field_validator("formats")
     @classmethod
@@ -226,12 +238,51 @@ def parse_max_drop(given: str | float) -> MaxDrop:
 
 
 class PlanConfig(_Section):
-    """What the plan is for, what it may lose, and what it minimises."""
+    """What the plan is for, what it may lose, what it minimises and what it may not exceed.
+
+    ``max_latency`` is of a batch, ``max_bytes`` of the engine, ``max_bits`` the mean of a weight
+    without scales. ``keep`` and ``ban`` hold ``GLOB[=FORMAT]`` and ``GLOB=FORMAT``. ``rounds``
+    bounds the engines that are built to repair a plan.
+    """
 
     backend: str = "ort-cpu"
     max_drop: str | float = "5 %"
-    objective: Literal["balanced", "latency", "bytes"] = "balanced"
+    objective: Literal["balanced", "latency", "bytes", "divergence"] = "balanced"
     levels: Annotated[int, Field(ge=1, le=64)] = 8
+    rounds: Annotated[int, Field(ge=0, le=64)] = 2
+    keep: Names = ()
+    ban: Names = ()
+    max_latency: str | None = None
+    max_bytes: str | None = None
+    max_bits: Positive | None = None
+
+    @field_validator("max_latency")
+    @classmethod
+    def _readable_latency(cls, given: str | None) -> str | None:
+        if given is not None:
+            parse_max_latency(given)
+        return given
+
+    @field_validator("max_bytes")
+    @classmethod
+    def _readable_bytes(cls, given: str | None) -> str | None:
+        if given is not None:
+            parse_bytes(given)
+        return given
+
+    @model_validator(mode="after")
+    def _bounded(self) -> PlanConfig:
+        if self.objective == "divergence" and not self.limited:
+            raise ValueError(
+                "objective divergence needs a limit, or nothing would be lowered: give "
+                "max_latency, max_bytes or max_bits"
+            )
+        return self
+
+    @property
+    def limited(self) -> bool:
+        """Whether anything but the drop is limited."""
+        return any(v is not None for v in (self.max_latency, self.max_bytes, self.max_bits))
 
     @field_validator("backend")
     @classmethod

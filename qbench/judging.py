@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,14 @@ from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
 from qbench.backends import backend_named
 from qbench.calibration.calibrators import clip_of
-from qbench.engine.build import ENGINE_FILE, asked_formats, file_facts, write_engine
+from qbench.engine.build import (
+    ENGINE_FILE,
+    asked_formats,
+    file_bytes,
+    file_facts,
+    rewritten_constants,
+    write_engine,
+)
 from qbench.engine.realised import read_realised
 from qbench.engine.selftest import self_test
 from qbench.engine.verify import Judge
@@ -27,6 +34,7 @@ from qbench.records import (
     Plan,
     PlanLayer,
     TensorRange,
+    Treatment,
     Verdict,
 )
 from qbench.runtime.ort import Session, SessionSettings, open_session
@@ -44,6 +52,8 @@ PLAN = "plan"
 #: Batches on which engines of the front are timed beside each other, and how often.
 _TIMED_BATCHES = 8
 _TIMED_ROUNDS = 5
+#: Bytes of engines that are in memory together to be timed.
+_TOGETHER_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +63,12 @@ class Candidate:
     Attributes:
         name: Its name in records and its folder.
         formats: Format of each layer; layers that are left out keep the high precision.
+        treatments: Remedy of each layer that has one.
     """
 
     name: str
     formats: Mapping[str, str]
+    treatments: Mapping[str, Treatment] = field(default_factory=dict)
 
 
 def clips_of(work: Workbench, ranges: Iterable[TensorRange]) -> dict[str, float]:
@@ -84,6 +96,7 @@ def plan_for(work: Workbench, candidate: Candidate, clips: Mapping[str, float]) 
                 layer.kind,
                 candidate.formats.get(layer.name, high),
                 clips={e.tensor: clips[e.tensor] for e in layer.edges if e.tensor in clips},
+                treatment=candidate.treatments.get(layer.name),
             )
             for layer in work.layers.layers
         ),
@@ -126,6 +139,7 @@ def build(work: Workbench, name: str, plan: Plan, folder: Path | None = None) ->
         fallbacks=realised.fallbacks,
         max_abs_diff=tested.max_abs_diff,
         self_test=tested.text,
+        rewritten=rewritten_constants(work.layers, plan),
     )
 
 
@@ -169,15 +183,32 @@ def serve_with(work: Workbench, name: str) -> Engine:
 
 
 def time_engines(work: Workbench, names: Sequence[str]) -> dict[str, Estimate]:
-    """Return each engine's time over the reference's, paired and interleaved (< 1 is faster)."""
+    """Return each engine's time over the reference's, paired and interleaved (< 1 is faster).
+
+    Engines that together are large take their turns with the reference one by one.
+    """
     batches = work.batches("sweep")
     picked = sorted({int(i) for i in np.linspace(0, len(batches) - 1, _TIMED_BATCHES)})
-    engines = [serve_with(work, name) for name in (REFERENCE, *names)]
     feeds = [batches[i].feeds for i in picked]
-    times = time_batches(
-        engines, feeds, _TIMED_ROUNDS, threads=work.settings.threads, seed=work.config.run.seed
-    )
-    return {t.engine: t.ratio_to(times[0]) for t in times[1:]}
+    size = sum(file_bytes(engine_path(work, name)) for name in (REFERENCE, *names))
+    groups = [names] if size < _TOGETHER_BYTES else [[name] for name in names]
+    found: dict[str, Estimate] = {}
+    for group in groups:
+        engines = [serve_with(work, name) for name in (REFERENCE, *group)]
+        times = time_batches(
+            engines, feeds, _TIMED_ROUNDS, threads=work.settings.threads, seed=work.config.run.seed
+        )
+        found |= {t.engine: t.ratio_to(times[0]) for t in times[1:]}
+    return found
+
+
+def reference_ms(work: Workbench) -> float:
+    """Return the median time of a batch in high precision, on one thread as cells are timed."""
+    batches = work.batches("sweep")
+    picked = sorted({int(i) for i in np.linspace(0, len(batches) - 1, _TIMED_BATCHES)})
+    feeds = [batches[i].feeds for i in picked]
+    times = time_batches([serve_with(work, REFERENCE)], feeds, _TIMED_ROUNDS, threads=1)
+    return float(np.median(times[0].best_ms))
 
 
 def discard(work: Workbench, names: Iterable[str]) -> None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from qbench import judging
+from qbench.budgets import check_request
 from qbench.calibration.collect import calibrate as observe_ranges
 from qbench.config import Config
 from qbench.errors import MeasurementError, RunDirError
@@ -31,6 +32,7 @@ from qbench.records import (
     Verdict,
     to_dict,
 )
+from qbench.remedying import try_remedies
 from qbench.runtime.loading import load_model
 from qbench.runtime.ort import open_session
 from qbench.serving.bench import BenchSettings, Workload
@@ -95,6 +97,7 @@ def prepare(work: Workbench, listener: Listener | None = None) -> Workbench:
     _ = work.model
     listener.stage("layers: finding")
     _ = work.chosen
+    check_request(work)
     for split in ("calibration", "sweep", "verification"):
         work.batches(split)
     return work
@@ -122,6 +125,7 @@ def sweep(work: Workbench, listener: Listener | None = None) -> Iterator[SweepRe
 
     With ``sweep.race`` cells stop where they cannot change the plan any more, and say so. With
     ``sweep.budget`` cells that were not reached have no record, and ``run.json`` counts them.
+    The worst cells are then tried with remedies (``sweep.remedies``), which the journal holds too.
 
     Raises:
         InputError: As ``sweeping.ready_sweep``.
@@ -133,6 +137,7 @@ def sweep(work: Workbench, listener: Listener | None = None) -> Iterator[SweepRe
         yield from measured(work, ready, listener)
         records = work.run.read_sweep()
         tell_effort(work, records, ready.cells)
+        try_remedies(work, ready.runner.bench, records, listener)
         measure_noise(work, ready.runner.bench, records, listener, budget_s=TRUST_BUDGET_S)
         measure_restored(work, ready.runner.bench, records, listener, budget_s=TRUST_BUDGET_S)
 

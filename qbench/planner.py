@@ -1,4 +1,4 @@
-"""From sweep records to a plan: propose, build, measure, choose; and what to compare it with."""
+"""From sweep records to a plan: propose, build, measure, repair, choose; and its baselines."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from qbench import judging
+from qbench import budgets, judging
 from qbench.backends import applicability
 from qbench.config import PlanConfig
-from qbench.errors import InputError, MeasurementError
+from qbench.errors import BudgetError, InputError, MeasurementError, RunDirError
 from qbench.judging import Candidate
+from qbench.planning.choose import Bounds, Choice, Cost, choose
 from qbench.planning.choose import Candidate as Measured
-from qbench.planning.choose import Choice, Cost, choose
 from qbench.planning.costs import Offer, make_offer, sum_divergence
 from qbench.planning.front import front, random_plan
+from qbench.planning.pins import apply_pins
+from qbench.planning.problem import Problem, Proposal, cost_of
 from qbench.planning.reasons import plan_layers
-from qbench.planning.solve import Proposal, cost_of, propose
+from qbench.planning.solve import propose
 from qbench.progress import Listener
 from qbench.records import Judgement, Plan, Status, SweepRecord, Verdict, to_dict
+from qbench.repairs import repair
+from qbench.trials import Trials, names_of
 from qbench.workbench import Workbench
 
 #: Uniform engines: one format wherever it applies to a linear layer.
@@ -42,26 +46,42 @@ class Decision:
     plan: Plan
     verdict: Verdict
     words: str
-    front: tuple[Mapping[str, Any], ...]
-    judgements: tuple[Judgement, ...]
+    front: tuple[Mapping[str, Any], ...] = ()
+    judgements: tuple[Judgement, ...] = ()
 
 
 def decide(work: Workbench, listener: Listener) -> Decision:
-    """Propose plans from divergences, measure their engines, and choose one."""
+    """Propose plans from divergences, measure their engines, repair them, and choose one.
+
+    Raises:
+        InputError: If a pin matches nothing, contradicts another, or was not measured.
+    """
     records = work.run.read_sweep()
-    offer = make_offer(records, work.layers, work.backend)
-    how = work.config.plan
-    proposals = proposals_of(offer, how)
+    offer = apply_pins(make_offer(records, work.layers, work.backend), budgets.pins_of(work))
+    try:
+        problem, bounds = _problem(work, offer)
+        proposals = proposals_of(problem, work.config.plan)
+    except BudgetError as error:
+        return Decision(_kept(work, offer), Verdict.BUDGET_UNREACHABLE, str(error))
     listener.stage("plan: engines of the front", len(proposals))
-    measured, failed = _measure(work, proposals, listener)
-    judge = judging.judge_for(work, "sweep")
-    reference = Cost(judging.reference_report(work).bytes, 1.0)
-    choice = choose(measured, reference, margin=judge.margin or 0.0, objective=how.objective)
-    plan = _plan_of(work, offer, choice, records)
+    trials = Trials(work, offer, listener)
+    named = names_of("front", proposals)
+    measured = trials.measure(named)
+    trials.discard(named)
+    repaired = repair(trials, problem, measured, bounds, listener)
+    measured += repaired.measured
+    choice = choose(
+        measured,
+        Cost(judging.reference_report(work).bytes, 1.0),
+        margin=trials.judge.margin or 0.0,
+        objective=problem.objective,
+        bounds=bounds,
+    )
     rows = [_row(m, records, choice, work.config.run.seed) for m in measured]
-    history = tuple({k: v for k, v in row.items() if k != "formats"} for row in rows)
+    short = [{k: v for k, v in row.items() if k not in ("formats", "layers")} for row in rows]
+    history = (*short, *trials.failed, *repaired.history, {"stopped": repaired.stopped})
     return Decision(
-        replace(plan, history=(*history, *failed)),
+        replace(_plan_of(work, offer, problem, choice), history=history),
         choice.verdict,
         choice.words,
         tuple(rows),
@@ -69,78 +89,137 @@ def decide(work: Workbench, listener: Listener) -> Decision:
     )
 
 
-def proposals_of(offer: Offer, how: PlanConfig) -> list[Proposal]:
+def _problem(work: Workbench, offer: Offer) -> tuple[Problem, Bounds]:
+    """Return the choice to be made and what its engine may cost.
+
+    Raises:
+        BudgetError: If a limit cannot be kept, alone or with the others.
+    """
+    latency = budgets.max_latency_of(work)
+    reference_ms = None if latency is None else judging.reference_ms(work)
+    limits = budgets.limits_of(work, reference_ms)
+    share = None if latency is None or reference_ms is None else latency.share(reference_ms)
+    return (
+        budgets.problem_for(work, offer, limits),
+        Bounds(budgets.max_bytes_of(work), share),
+    )
+
+
+def proposals_of(problem: Problem, how: PlanConfig) -> list[Proposal]:
     """Return the proposals to build.
 
     Where no choice looks faster, the smaller ones are built all the same: the time of a single
     layer is noisy, and the engines that are measured decide.
+
+    Raises:
+        BudgetError: If no choice keeps the limits.
     """
-    found = front(offer.options, how.levels, objective=how.objective, ties=offer.ties)
-    return found or front(offer.options, how.levels, objective="bytes", ties=offer.ties)
+    found = front(problem, how.levels)
+    return found or front(replace(problem, objective="bytes"), how.levels)
 
 
-def _measure(
-    work: Workbench, proposals: Sequence[Proposal], listener: Listener
-) -> tuple[list[Measured], list[dict[str, Any]]]:
-    clips = judging.clips_of(work, work.run.read_ranges())
-    judge = judging.judge_for(work, "sweep")
-    built: list[tuple[str, Proposal, int, Judgement]] = []
-    failed: list[dict[str, Any]] = []
-    for number, proposal in enumerate(proposals, 1):
-        name = f"front-{number}"
-        plan = judging.plan_for(work, Candidate(name, proposal.formats), clips)
-        try:
-            report = judging.build(work, name, plan)
-            judgement = judging.judge(work, judge, name)
-        except MeasurementError as error:
-            failed.append({"engine": name, "level": proposal.level, "failed": str(error)})
-        else:
-            built.append((name, proposal, report.bytes, judgement))
-        listener.step(name)
-    names = [name for name, *_ in built]
-    seconds = judging.time_engines(work, names) if names else {}
-    judging.discard(work, names)
-    return [
-        Measured(proposal, judgement, Cost(size, seconds[name].value))
-        for name, proposal, size, judgement in built
-    ], failed
+def _kept(work: Workbench, offer: Offer) -> Plan:
+    """Return the plan that lowers nothing but what the user pinned."""
+    return _plan_with(work, offer, {name: own[0].format for name, own in offer.options.items()})
 
 
-def _plan_of(work: Workbench, offer: Offer, choice: Choice, records: Sequence[SweepRecord]) -> Plan:
-    high = work.backend.high_precision
+def _plan_of(work: Workbench, offer: Offer, problem: Problem, choice: Choice) -> Plan:
     accepted = choice.candidate if choice.verdict is Verdict.VERIFIED else None
-    formats = (
-        dict(accepted.proposal.formats)
-        if accepted is not None
-        else {layer.name: high for layer in work.layers.layers}
-    )
+    if accepted is None:
+        return _kept(work, offer)
+    how = work.config.plan
+    proposal = accepted.proposal
+    if how.max_bits is not None and proposal.bits > how.max_bits * (1 + 1e-9):
+        raise MeasurementError(
+            f"the plan has {proposal.bits:.4g} mean bits and {how.max_bits:g} were asked for: a "
+            "defect of the planner; please report it"
+        )
+    return _plan_with(work, offer, proposal.formats, accepted.judgement)
+
+
+def _plan_with(
+    work: Workbench,
+    offer: Offer,
+    formats: Mapping[str, str],
+    judgement: Judgement | None = None,
+) -> Plan:
+    """Return a plan of given formats with all its evidence."""
+    records, how = work.run.read_sweep(), work.config.plan
     clips = judging.clips_of(work, work.run.read_ranges())
     own = {
         layer.name: {e.tensor: clips[e.tensor] for e in layer.edges if e.tensor in clips}
         for layer in work.layers.layers
     }
-    proposal = propose(formats, offer.options, offer.ties)
-    how = work.config.plan
-    predicted = {
-        "divergence": to_dict(sum_divergence(formats, records, seed=work.config.run.seed)),
-        "bytes": proposal.bytes,
-        "seconds": proposal.seconds,
-    }
+    proposal = propose(formats, budgets.problem_for(work, offer))
+    rows = plan_layers(work.layers, offer, formats, clips=own, objective=how.objective)
+    treatments = offer.treatments_of(formats)
     return Plan(
         version=1,
         backend=work.backend.name,
         model_source=work.config.model.source,
         model_sha256=work.model.sha256,
-        layers=plan_layers(work.layers, offer, formats, clips=own, objective=how.objective),
+        layers=tuple(replace(row, treatment=treatments.get(row.name)) for row in rows),
         session_options=dict(work.backend.session_options),
-        constraints={
-            "metric": work.task("sweep").metrics[0].name,
-            "max_drop": str(how.allowed_drop),
-            "objective": how.objective,
+        constraints=constraints_of(work),
+        predicted={
+            "divergence": to_dict(sum_divergence(formats, records, seed=work.config.run.seed)),
+            "bytes": proposal.bytes,
+            "seconds": proposal.seconds,
+            "mean_bits": proposal.bits,
+            "mean_bits_with_scales": proposal.stored_bits,
         },
-        predicted=predicted,
-        measured=to_dict(accepted.judgement) if accepted is not None else None,
+        measured=None if judgement is None else to_dict(judgement),
     )
+
+
+def constraints_of(work: Workbench) -> dict[str, Any]:
+    """Return what was asked of a plan, as its file and the report tell it."""
+    how = work.config.plan
+    told = {
+        "metric": work.task("sweep").metrics[0].name,
+        "max_drop": str(how.allowed_drop),
+        "objective": how.objective,
+        "max_latency": how.max_latency,
+        "max_bytes": how.max_bytes,
+        "max_bits": how.max_bits,
+        "keep": list(how.keep) or None,
+        "ban": list(how.ban) or None,
+    }
+    return {key: value for key, value in told.items() if value is not None}
+
+
+def plan_of_point(work: Workbench, number: int) -> Decision:
+    """Return the plan of a point of the measured front, whatever the choice was.
+
+    Its verdict is what was measured on the sweep split; verification is still to come.
+
+    Args:
+        work: The workbench of a run that was planned.
+        number: The point's place in the front's table, from 1.
+
+    Raises:
+        RunDirError: If there is no front, or it has no such point.
+    """
+    rows = work.run.read_front()
+    if not 1 <= number <= len(rows):
+        raise RunDirError(
+            f"--point: got {number}; the front of {work.run.path} has points 1 to {len(rows)}"
+            if rows
+            else f"{work.run.path} has no front yet; qbench plan {work.run.path} measures it"
+        )
+    row = rows[number - 1]
+    if "layers" not in row:
+        raise RunDirError(
+            f"point {number} of {work.run.path} does not tell its layers: it was measured by an "
+            f"older version; qbench plan {work.run.path} measures it again"
+        )
+    offer = make_offer(work.run.read_sweep(), work.layers, work.backend)
+    judged = next((j for j in work.run.read_judgements("sweep") if j.engine == row["engine"]), None)
+    plan = _plan_with(work, offer, row["layers"], judged)
+    told = {"point": number, "engine": row["engine"], "level": row["level"]}
+    verdict = Verdict.NOT_RESOLVABLE if judged is None else judged.verdict
+    words = f"point {number} of the front ({row['engine']}) was taken as the plan"
+    return Decision(replace(plan, history=(told,)), verdict, words)
 
 
 def _row(
@@ -157,8 +236,10 @@ def _row(
         "divergence_sum": to_dict(total) if total is not None else proposal.divergence_sum,
         "bytes": measured.cost.bytes,
         "seconds": proposal.seconds,
+        "mean_bits": proposal.bits,
         "time_ratio": measured.cost.seconds,
         "formats": counts,
+        "layers": dict(proposal.formats),
         "drop": to_dict(judgement.drop),
         "verdict": str(judgement.verdict),
         "chosen": measured is choice.candidate and choice.verdict is Verdict.VERIFIED,
@@ -189,16 +270,10 @@ def propose_baselines(work: Workbench, plan: Plan) -> list[Candidate]:
 def _random_formats(
     work: Workbench, plan: Plan, records: Sequence[SweepRecord]
 ) -> Mapping[str, str]:
-    offer = make_offer(records, work.layers, work.backend)
-    objective = work.config.plan.objective
+    problem = budgets.problem_for(work, make_offer(records, work.layers, work.backend))
     try:
-        own = propose(plan.formats(), offer.options, offer.ties)
-        return random_plan(
-            offer.options,
-            target_cost=cost_of(own, objective),
-            objective=objective,
-            seed=work.config.run.seed,
-            ties=offer.ties,
-        ).formats
+        own = propose(plan.formats(), problem)
+        target = cost_of(own, "bytes" if problem.objective == "bytes" else "latency")
+        return random_plan(problem, target_cost=target, seed=work.config.run.seed).formats
     except InputError:  # a plan edited by hand may hold formats that were never measured
         return {}

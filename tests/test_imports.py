@@ -18,13 +18,14 @@ FLOORS = {
     **dict.fromkeys(["errors", "formats", "backends", "records", "remedies"], 0),
     **dict.fromkeys(["config", "provenance", "rundir", "statistics", "data"], 1),
     **dict.fromkeys(["storage", "journal", "lock", "validation", "yamlfile", "gate"], 1),
-    "trustfiles": 1,
+    **dict.fromkeys(["trustfiles", "sweepfiles", "limits"], 1),
     **dict.fromkeys(["schemas", "graph", "lowering"], 2),
     **dict.fromkeys(["runtime", "tasks"], 3),
     **dict.fromkeys(["calibration", "sensitivity", "planning", "engine", "serving"], 4),
     **dict.fromkeys(["pipeline", "planner", "judging", "sweeping", "workbench"], 5),
     **dict.fromkeys(["raced", "progress"], 5),
-    **dict.fromkeys(["trust", "auditing"], 5),
+    **dict.fromkeys(["budgets", "trials", "repairs"], 5),
+    **dict.fromkeys(["trust", "auditing", "remedying"], 5),
     **dict.fromkeys(["cli", "report", "testing"], 6),
 }
 STAGES = {part for part, floor in FLOORS.items() if floor == 4}

@@ -34,10 +34,15 @@ _KEYS = {
     "race": "sweep.race",
     "budget": "sweep.budget",
     "max_memory": "sweep.max_memory",
+    "remedies": "sweep.remedies",
     "backend": "plan.backend",
     "max_drop": "plan.max_drop",
     "objective": "plan.objective",
     "levels": "plan.levels",
+    "rounds": "plan.rounds",
+    "max_latency": "plan.max_latency",
+    "max_bytes": "plan.max_bytes",
+    "max_bits": "plan.max_bits",
     "results": "run.results",
     "run_id": "run.id",
     "seed": "run.seed",
@@ -138,6 +143,12 @@ def sweep_options(function: F) -> F:
                 "--budget", metavar="TIME", help="Time that the cells may take: 90s, 10m, 1h."
             ),
             click.option(
+                "--remedies",
+                type=int,
+                metavar="N",
+                help="Try remedies on the N worst layers of a format (3 by default; 0: none).",
+            ),
+            click.option(
                 "--max-memory", metavar="SIZE", help="Refuse a sweep that would take more: 4G."
             ),
         ]
@@ -163,8 +174,34 @@ def plan_options(function: F) -> F:
                 metavar="DROP",
                 help='"5 %" of the reference, or 0.02 in the metric\'s unit.',
             ),
-            click.option("--objective", metavar="NAME", help="balanced, latency or bytes."),
+            click.option(
+                "--objective", metavar="NAME", help="balanced, latency, bytes or divergence."
+            ),
+            click.option(
+                "--max-latency",
+                metavar="TIME",
+                help='"60 %" of the high precision\'s time, or "3.5 ms" a batch.',
+            ),
+            click.option("--max-bytes", metavar="SIZE", help="Largest engine: 30M."),
+            click.option(
+                "--max-bits", type=float, metavar="BITS", help="Largest mean bits of a weight."
+            ),
+            click.option(
+                "--keep",
+                multiple=True,
+                metavar="GLOB[=FORMAT]",
+                help="Layers that keep a format (the high precision by default); repeat it.",
+            ),
+            click.option(
+                "--ban",
+                multiple=True,
+                metavar="GLOB=FORMAT",
+                help="Layers that must not take a format; repeat it.",
+            ),
             click.option("--levels", type=int, metavar="N", help="Divergence levels to build."),
+            click.option(
+                "--rounds", type=int, metavar="N", help="Most engines to build for repair."
+            ),
         ]
     )(function)
 
@@ -211,6 +248,9 @@ def overrides_from(options: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("formats", "include", "exclude"):
         if options.get(name):
             found[f"sweep.{name}"] = list(options[name])
+    for name in ("keep", "ban"):
+        if options.get(name):
+            found[f"plan.{name}"] = list(options[name])
     return found
 
 

@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from qbench.planning.solve import BALANCE, Objective, Proposal
+from qbench.planning.problem import BALANCE, Objective, Proposal
 from qbench.records import Judgement, Verdict
 from qbench.statistics import describe, non_inferior, samples_needed
+
+_NO_GAIN: dict[Objective, str] = {
+    "balanced": "neither faster nor smaller",
+    "divergence": "neither faster nor smaller",
+    "latency": "not faster",
+    "bytes": "not smaller",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +46,30 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a measured engine may not exceed; ``None`` is no bound.
+
+    Attributes:
+        bytes: Size of the engine's file and its external data.
+        seconds: Time of the same work, in the unit of ``Cost``.
+    """
+
+    bytes: int | None = None
+    seconds: float | None = None
+
+    def exceeded(self, cost: Cost) -> str:
+        """Return what a cost exceeds, in words, or ""."""
+        said = []
+        if self.bytes is not None and cost.bytes > self.bytes:
+            said.append(f"{cost.bytes:,} bytes, and {self.bytes:,} are allowed")
+        if self.seconds is not None and cost.seconds > self.seconds:
+            said.append(
+                f"{cost.seconds:.1%} of the reference's time, and {self.seconds:.1%} is allowed"
+            )
+        return "; ".join(said)
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """What came of the front.
 
@@ -60,6 +91,7 @@ def choose(
     *,
     margin: float,
     objective: Objective = "latency",
+    bounds: Bounds | None = None,
 ) -> Choice:
     """Return the cheapest candidate whose measured drop is non-inferior at ``margin``.
 
@@ -70,29 +102,32 @@ def choose(
         candidates: Proposals that were built and judged.
         reference: Cost of the reference engine, measured the same way.
         margin: Largest drop allowed, in the metric's unit.
-        objective: ``balanced``, ``latency`` or ``bytes``.
+        objective: What is minimised; for ``divergence`` the measured one counts.
+        bounds: What was asked of the engine's own cost.
     """
     if not candidates:
         return Choice(
             Verdict.NO_GAIN, None, "no format that was measured is cheaper than the reference"
         )
+    within = [c for c in candidates if bounds is None or not bounds.exceeded(c.cost)]
+    if bounds is not None and not within:
+        return _none_within(candidates, bounds)
     ranked = sorted(
-        candidates,
-        key=lambda c: (*_costs(c.cost, reference, objective), c.judgement.drop.value),
+        within, key=lambda c: (*_costs(c, reference, objective), c.judgement.drop.value)
     )
     verdicts = [non_inferior(c.judgement.drop, margin) for c in ranked]
     accepted = [c for c, v in zip(ranked, verdicts, strict=True) if v is Verdict.VERIFIED]
     if not accepted:
         open_ones = [c for c, v in zip(ranked, verdicts, strict=True) if v is not Verdict.FAILED]
         return _none_accepted(ranked, open_ones, margin)
-    gaining = [c for c in accepted if _gains(c.cost, reference)]
+    gaining = [c for c in accepted if _gains(c.cost, reference, objective)]
     if not gaining:
         best = accepted[0]
         return Choice(
             Verdict.NO_GAIN,
             best,
-            f"{best.judgement.engine} keeps the accuracy but is neither faster nor smaller than "
-            f"the reference: {_against(best.cost, reference)}",
+            f"do not quantize: {best.judgement.engine} keeps the accuracy but is "
+            f"{_NO_GAIN[objective]} than the reference: {_against(best.cost, reference)}",
         )
     best = gaining[0]
     passed_over = ranked.index(best)
@@ -131,7 +166,26 @@ def _none_accepted(
     )
 
 
-def _costs(cost: Cost, reference: Cost, objective: Objective) -> tuple[float, float]:
+def _none_within(candidates: Sequence[Candidate], bounds: Bounds) -> Choice:
+    best = min(
+        candidates,
+        key=lambda c: (
+            max(0.0, c.cost.bytes / bounds.bytes - 1.0) if bounds.bytes else 0.0,
+            max(0.0, c.cost.seconds / bounds.seconds - 1.0) if bounds.seconds else 0.0,
+        ),
+    )
+    return Choice(
+        Verdict.BUDGET_UNREACHABLE,
+        best,
+        f"none of the {len(candidates)} measured keeps what was asked; nearest, "
+        f"{best.judgement.engine}: {bounds.exceeded(best.cost)}",
+    )
+
+
+def _costs(candidate: Candidate, reference: Cost, objective: Objective) -> tuple[float, float]:
+    cost = candidate.cost
+    if objective == "divergence":
+        return candidate.judgement.divergence.value, cost.seconds
     if objective == "balanced":
         share = cost.bytes / reference.bytes if reference.bytes else 0.0
         return cost.seconds / (reference.seconds or 1.0) + BALANCE * share, float(cost.bytes)
@@ -139,8 +193,10 @@ def _costs(cost: Cost, reference: Cost, objective: Objective) -> tuple[float, fl
     return pair if objective == "latency" else (pair[1], pair[0])
 
 
-def _gains(cost: Cost, reference: Cost) -> bool:
-    return cost.seconds < reference.seconds or cost.bytes < reference.bytes
+def _gains(cost: Cost, reference: Cost, objective: Objective) -> bool:
+    """Whether an engine gives what was asked for; the batcher decides later on speed."""
+    faster, smaller = cost.seconds < reference.seconds, cost.bytes < reference.bytes
+    return {"latency": faster, "bytes": smaller}.get(objective, faster or smaller)
 
 
 def _against(cost: Cost, reference: Cost) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from qbench.backends import Backend
 from qbench.errors import InputError
-from qbench.records import Estimate, Kind, Layer, Layers, Status, SweepRecord
+from qbench.formats import format_named
+from qbench.records import Estimate, Kind, Layer, Layers, Status, SweepRecord, Treatment
 from qbench.statistics import bootstrap_sum, median_interval
 
 #: What layers share one latency: kind, weight shape, format.
@@ -26,12 +28,16 @@ class Option:
         divergence: Mean divergence of the cell (layer, format), ≥ 0.
         bytes: Bytes of the layer's weights and scales in it.
         seconds: Change of a batch's time against the high precision (below zero is faster).
+        elements: Weight elements over which mean bits are counted; 0 where it holds no matrix.
+        bits: Bits a weight element, scales not counted.
     """
 
     format: str
     divergence: float
     bytes: int
     seconds: float
+    elements: int = 0
+    bits: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +80,24 @@ class Offer:
         not_offered: Measured cells and missing measurements that were left out.
         ties: Layers whose weight is one storage, by the storage's name: they take one format.
         high_precision: Name of the format that layers keep.
+        fused: Layers that the backend computes as one, by a name: they take one format.
+        treatments: The remedy of an option whose cell did better with one than without.
     """
 
     options: Mapping[str, tuple[Option, ...]]
     not_offered: tuple[NotOffered, ...]
     ties: Mapping[str, tuple[str, ...]]
     high_precision: str
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    treatments: Mapping[tuple[str, str], Treatment] = field(default_factory=dict)
+
+    def treatments_of(self, formats: Mapping[str, str]) -> dict[str, Treatment]:
+        """Return the remedy of each layer that has one in the format that it takes."""
+        return {
+            layer: self.treatments[layer, form]
+            for layer, form in formats.items()
+            if (layer, form) in self.treatments
+        }
 
     def option(self, layer: str, format_name: str) -> Option | None:
         """Return the option of a layer with that format, if it was offered."""
@@ -143,6 +161,47 @@ def ties_of(layers: Layers) -> dict[str, tuple[str, ...]]:
     return {tie: tuple(names) for tie, names in groups.items() if len(names) > 1}
 
 
+def fused_layers(layers: Layers, backend: Backend) -> dict[str, tuple[str, ...]]:
+    """Return the layers that the backend computes as one and that so take one format.
+
+    Where it fuses siblings, those are the linear layers that read one activation: query, key and
+    value of a block; gate and up.
+    """
+    if not backend.fuses_siblings:
+        return {}
+    readers: dict[str, list[str]] = defaultdict(list)
+    for layer in layers.layers:
+        tensors = {edge.tensor for edge in layer.edges}
+        if layer.kind is Kind.LINEAR and len(tensors) == 1:
+            readers[tensors.pop()].append(layer.name)
+    return {f"siblings of {t}": tuple(names) for t, names in readers.items() if len(names) > 1}
+
+
+def weight_elements(layer: Layer) -> int:
+    """Return the number of elements of a layer's matrix; 0 for a layer that holds none."""
+    held = layer.kind in (Kind.LINEAR, Kind.CONV, Kind.EMBEDDING) and layer.weight_shape
+    return math.prod(layer.weight_shape) if held else 0
+
+
+def best_variants(records: Sequence[SweepRecord]) -> tuple[SweepRecord, ...]:
+    """Return one record of each (layer, format): of several remedies the least divergent one.
+
+    The plain cell stays where no remedy that ended ``ok`` diverges less.
+    """
+    best: dict[tuple[str, str], SweepRecord] = {}
+    for record in sorted(records, key=lambda r: r.treatment is not None):
+        key = record.layer, record.format
+        if key not in best or _divergence_of(record) < _divergence_of(best[key]):
+            best[key] = record
+    order = dict.fromkeys((r.layer, r.format) for r in records)
+    return tuple(best[key] for key in order)
+
+
+def _divergence_of(record: SweepRecord) -> float:
+    known = record.status is Status.OK and record.divergence is not None
+    return record.divergence.value if known and record.divergence is not None else math.inf
+
+
 def make_offer(records: Sequence[SweepRecord], layers: Layers, backend: Backend) -> Offer:
     """Return what each layer may become, from the cells of a sweep.
 
@@ -160,6 +219,7 @@ def make_offer(records: Sequence[SweepRecord], layers: Layers, backend: Backend)
             f"the sweep has {len(strangers)} layers that this model does not have, "
             f"{strangers[0]!r} first: sweep this model, or plan the one that was swept"
         )
+    records = best_variants(records)
     costs = {(cost.layer, cost.format): cost for cost in cell_costs(records, layers)}
     cells: dict[str, dict[str, SweepRecord]] = {name: {} for name in names}
     for record in records:
@@ -177,9 +237,17 @@ def make_offer(records: Sequence[SweepRecord], layers: Layers, backend: Backend)
                 refused.append(NotOffered(name, form, reason))
                 continue
             divergence = max(0.0, record.divergence.value)
-            offered.append(Option(form, divergence, cost.bytes, cost.seconds))
+            elements, bits = weight_elements(layer), format_named(form).weight_bits
+            offered.append(Option(form, divergence, cost.bytes, cost.seconds, elements, bits))
         options[name] = tuple(offered)
-    return Offer(options, tuple(refused), ties_of(layers), backend.high_precision)
+    return Offer(
+        options,
+        tuple(refused),
+        ties_of(layers),
+        backend.high_precision,
+        fused_layers(layers, backend),
+        {(r.layer, r.format): r.treatment for r in records if r.treatment is not None},
+    )
 
 
 def sum_divergence(
@@ -197,7 +265,7 @@ def sum_divergence(
     """
     chosen = [
         record.samples.get("divergence", ())
-        for record in records
+        for record in best_variants(records)
         if formats.get(record.layer) == record.format and record.divergence is not None
     ]
     if not chosen or len({len(samples) for samples in chosen}) != 1 or not chosen[0]:
@@ -207,7 +275,8 @@ def sum_divergence(
 
 def _kept(layer: Layer, record: SweepRecord | None, backend: Backend) -> Option:
     stored = record.weight_bytes if record and record.status is Status.OK else layer.weight_bytes
-    return Option(backend.high_precision, 0.0, stored, 0.0)
+    bits = format_named(backend.high_precision).weight_bits
+    return Option(backend.high_precision, 0.0, stored, 0.0, weight_elements(layer), bits)
 
 
 def _why_not(record: SweepRecord, cost: CellCost | None, backend: Backend) -> str:

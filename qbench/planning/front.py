@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qbench.errors import InputError
-from qbench.planning.solve import (
-    Group,
-    Objective,
-    Options,
-    Proposal,
-    Ties,
-    combined_costs,
-    cost_of,
-    group_options,
-    propose,
-    solve,
-)
+from qbench.errors import BudgetError, InputError
+from qbench.planning.problem import Objective, Problem, Proposal, cost_of, group_options
+from qbench.planning.solve import propose, reach, solve
 
 #: A random plan's cost is within this share of its target.
 RANDOM_TOLERANCE = 0.02
@@ -28,64 +19,59 @@ RANDOM_TOLERANCE = 0.02
 _BISECTIONS = 12
 
 
-def front(
-    options: Options,
-    levels: int = 8,
-    *,
-    objective: Objective = "latency",
-    ties: Ties | None = None,
-) -> list[Proposal]:
+def front(problem: Problem, levels: int = 8) -> list[Proposal]:
     """Return the cheapest proposals at log-spaced divergence levels, the most careful first.
 
     The greatest useful level is the sum of the cheapest choice of all: more divergence buys
     nothing. The least useful one is where the first ``1 / levels`` of that choice's saving is
     reached: below it there is hardly anything to build. Proposals that choose the same formats
-    appear once, so there may be fewer than ``levels``; all high precision is never one (the first
-    option of each layer counts as its high precision, as in ``Offer``).
+    appear once, so there may be fewer than ``levels``; all high precision is never one. Every
+    proposal keeps the problem's limits. Where the objective is divergence the first proposal is
+    its optimum, and the others trade divergence for time and bytes (``balanced``).
 
     Args:
-        options: What each layer may become.
+        problem: What each layer may become, and within what.
         levels: Number of levels, at least 1.
-        objective: ``balanced``, ``latency`` or ``bytes``.
-        ties: Layers that share storage.
 
     Returns:
         The proposals; empty where no choice is cheaper than all high precision.
 
     Raises:
         InputError: If ``levels`` is below 1.
+        BudgetError: If no choice keeps the limits.
     """
     if levels < 1:
         raise InputError(f"levels: got {levels}; at least 1 is needed")
-    groups = group_options(options, ties)
-    careful = _at(options, 0.0, objective, ties, groups)
-    cheapest = _cheapest(options, groups, objective, ties)
-    kept = math.fsum(cost_of(group.options[0], objective) for group in groups)
-    saving = kept - cost_of(cheapest, objective)
+    traded = replace(problem, objective=_traded(problem.objective))
+    careful = _most_careful(problem)
+    cheapest = _cheapest(traded)
+    saving = cost_of(careful, traded.objective) - cost_of(cheapest, traded.objective)
     if saving <= 0:
-        return []
+        return _worth_building([careful], problem)
     most = cheapest.divergence_sum
     if most <= careful.divergence_sum:
         return [cheapest]
-    share = kept - saving / levels
-    least = _least_level(options, (careful.divergence_sum, most), share, objective, ties)
-    found: dict[tuple[str, ...], Proposal] = {tuple(careful.formats.values()): careful}
+    share = cost_of(careful, traded.objective) - saving / levels
+    least = _least_level(traded, (careful.divergence_sum, most), share)
+    found = [careful]
     for level in np.geomspace(least, most, levels) if levels > 1 else [most]:
-        formats = solve(options, max_divergence=float(level), objective=objective, ties=ties)
-        proposal = propose(formats, options, ties, float(level))
-        found.setdefault(tuple(formats.values()), proposal)
-    found.pop(tuple(choices[0].format for choices in options.values()), None)
-    return list(found.values())
+        found.append(at_level(traded, float(level)))
+    return _worth_building(found, problem)
 
 
-def random_plan(
-    options: Options,
-    *,
-    target_cost: float,
-    objective: Objective = "latency",
-    seed: int = 0,
-    ties: Ties | None = None,
-) -> Proposal:
+def at_level(problem: Problem, level: float) -> Proposal:
+    """Return the best proposal whose divergence is at most ``level``, within the other limits.
+
+    Raises:
+        BudgetError: If there is none.
+    """
+    given = problem.limits.divergence
+    limit = level if given is None else min(level, given)
+    limited = replace(problem, limits=replace(problem.limits, divergence=limit))
+    return propose(solve(limited), problem, level)
+
+
+def random_plan(problem: Problem, *, target_cost: float, seed: int = 0) -> Proposal:
     """Return a proposal of random formats whose cost is within 2 % of ``target_cost``.
 
     Every layer draws a format at random; then random layers draw again, and a draw is kept if it
@@ -93,16 +79,15 @@ def random_plan(
     the nearest one seen is returned: compare its cost with the target.
 
     Args:
-        options: What each layer may become.
-        target_cost: Seconds or bytes, as ``Proposal`` counts them.
-        objective: Which of the two; ``balanced`` means seconds.
+        problem: What each layer may become; its limits do not bind a random plan.
+        target_cost: Seconds or bytes, as ``Proposal`` counts them; ``balanced`` means seconds.
         seed: Seed of the draws.
-        ties: Layers that share storage.
 
     Raises:
         InputError: If the target lies outside of what the options can reach.
     """
-    groups = group_options(options, ties)
+    objective = _traded(problem.objective)
+    groups = group_options(problem)
     costs = [np.array([cost_of(o, objective) for o in group.options], float) for group in groups]
     lowest = math.fsum(float(c.min()) for c in costs)
     highest = math.fsum(float(c.max()) for c in costs)
@@ -125,7 +110,21 @@ def random_plan(
         for group, pick in zip(groups, best, strict=True)
         for layer in group.layers
     }
-    return propose(formats, options, ties)
+    return propose(formats, problem)
+
+
+def _traded(objective: Objective) -> Objective:
+    """Return the cost that a front trades for divergence."""
+    return "balanced" if objective == "divergence" else objective
+
+
+def _worth_building(proposals: Sequence[Proposal], problem: Problem) -> list[Proposal]:
+    """Return the proposals that differ from each other and lower something."""
+    found: dict[tuple[str, ...], Proposal] = {}
+    for proposal in proposals:
+        found.setdefault(tuple(proposal.formats.values()), proposal)
+    high = problem.high_precision
+    return [p for formats, p in found.items() if any(form != high for form in formats)]
 
 
 def _walk(
@@ -144,44 +143,43 @@ def _walk(
     return picks, abs(total - target)
 
 
-def _at(
-    options: Options, level: float, objective: Objective, ties: Ties | None, groups: Sequence[Group]
-) -> Proposal:
-    """Return the cheapest proposal at a level, or at the least level that can be reached."""
-    least = math.fsum(min(o.divergence for o in group.options) for group in groups)
-    allowed = max(level, least)
-    formats = solve(options, max_divergence=allowed, objective=objective, ties=ties)
-    return propose(formats, options, ties, allowed)
+def _most_careful(problem: Problem) -> Proposal:
+    """Return the best proposal of the least divergence that the limits allow."""
+    limits = problem.limits
+    if any(value is not None for value in (limits.seconds, limits.bytes, limits.bits)):
+        formats = solve(replace(problem, objective="divergence"))
+        return propose(formats, problem)
+    return at_level(problem, max(0.0, reach(problem, "divergence")[0]))
 
 
-def _cheapest(
-    options: Options, groups: Sequence[Group], objective: Objective, ties: Ties | None
-) -> Proposal:
-    """Return the cheapest choice whatever its divergence; of equal ones the least divergent."""
-    formats: dict[str, str] = {}
-    for group, costs in zip(groups, combined_costs(groups, objective), strict=True):
-        ranked = zip(costs, (o.divergence for o in group.options), group.options, strict=True)
-        _, _, best = min(ranked, key=lambda entry: entry[:2])
-        formats |= dict.fromkeys(group.layers, best.format)
-    return propose({layer: formats[layer] for layer in options}, options, ties)
+def _cheapest(problem: Problem) -> Proposal:
+    """Return the cheapest choice within the limits; of equal ones the least divergent."""
+    found = propose(solve(problem), problem)
+    if found.divergence_sum <= 0:
+        return found
+    limits = problem.limits
+    cost = cost_of(found, problem.objective)
+    if problem.objective == "balanced":
+        return found
+    name = "bytes" if problem.objective == "bytes" else "seconds"
+    same = replace(limits, **{name: cost})
+    try:
+        formats = solve(replace(problem, limits=same, objective="divergence"))
+    except BudgetError:  # the cost itself, to the last digit, is on the edge of a rounding
+        return found
+    return propose(formats, problem)
 
 
-def _least_level(
-    options: Options,
-    ends: tuple[float, float],
-    share: float,
-    objective: Objective,
-    ties: Ties | None,
-) -> float:
+def _least_level(problem: Problem, ends: tuple[float, float], share: float) -> float:
     """Return the lowest level, to a factor, whose best proposal costs at most ``share``."""
-    positive = [o.divergence for choices in options.values() for o in choices if o.divergence > 0]
+    every = [o.divergence for choices in problem.options.values() for o in choices]
+    positive = [divergence for divergence in every if divergence > 0]
     low, high = max(ends[0], min(positive)), ends[1]
     for _ in range(_BISECTIONS):
         middle = math.sqrt(low * high)
         if not low < middle < high:
             break
-        formats = solve(options, max_divergence=middle, objective=objective, ties=ties)
-        if cost_of(propose(formats, options, ties), objective) <= share:
+        if cost_of(at_level(problem, middle), problem.objective) <= share:
             high = middle
         else:
             low = middle

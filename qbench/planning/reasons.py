@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from qbench.planning.costs import Offer
-from qbench.planning.solve import Objective, cost_of
+from qbench.planning.problem import Objective, cost_of
 from qbench.records import Layers, PlanLayer
 
 _LESS = {"balanced": "time and bytes", "latency": "seconds", "bytes": "bytes"}
-_CHEAPER = {"balanced": "faster", "latency": "faster", "bytes": "smaller"}
-_UNIT = {"balanced": "seconds", "latency": "seconds", "bytes": "bytes"}
+_LESS["divergence"] = "time and bytes"
+_CHEAPER = {"balanced": "faster", "latency": "faster", "bytes": "smaller", "divergence": "faster"}
+_UNIT = {"balanced": "seconds", "latency": "seconds", "bytes": "bytes", "divergence": "seconds"}
 
 
 def explain(offer: Offer, formats: Mapping[str, str], objective: Objective) -> dict[str, str]:
@@ -24,6 +25,7 @@ def explain(offer: Offer, formats: Mapping[str, str], objective: Objective) -> d
         objective: What the plan minimises.
     """
     ranks = _ranks(offer)
+    objective = "balanced" if objective == "divergence" else objective
     tied = {layer: tie for tie, names in offer.ties.items() for layer in names}
     reasons = {}
     for layer, form in formats.items():

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from qbench.backends import Backend
 from qbench.planning.costs import make_offer
-from qbench.planning.solve import Objective, combined_costs, group_options
+from qbench.planning.problem import Objective, combined_costs, group_options, problem_of
 from qbench.records import Layers, SweepRecord
 
 
@@ -22,11 +22,12 @@ def savings(
         records: The records so far, provisional ones too.
         layers: All layers of the model.
         backend: The backend to plan for.
-        objective: ``balanced``, ``latency`` or ``bytes``.
+        objective: ``balanced``, ``latency`` or ``bytes``; ``divergence`` means ``balanced``.
     """
     offer = make_offer(records, layers, backend)
-    groups = group_options(offer.options, offer.ties)
+    groups = group_options(problem_of(offer))
     saved: dict[tuple[str, str], float] = {}
+    objective = "balanced" if objective == "divergence" else objective
     for group, costs in zip(groups, combined_costs(groups, objective), strict=True):
         for option, cost in zip(group.options[1:], costs[1:], strict=True):
             for layer in group.layers:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from qbench.planning.choose import Candidate, Cost, choose
-from qbench.planning.solve import Proposal
+from qbench.planning.choose import Bounds, Candidate, Cost, choose
+from qbench.planning.problem import Objective, Proposal
 from qbench.records import Estimate, Judgement, Verdict
 
 REFERENCE = Cost(1000, 1.0)
@@ -60,9 +62,45 @@ def test_neither_faster_nor_smaller_is_no_gain() -> None:
 
 
 def test_smaller_but_not_faster_is_said() -> None:
-    choice = choose([candidate("w", 0.0, 0.01, seconds=1.1, size=300)], REFERENCE, margin=0.02)
+    small = [candidate("w", 0.0, 0.01, seconds=1.1, size=300)]
+    choice = choose(small, REFERENCE, margin=0.02, objective="balanced")
     assert choice.verdict is Verdict.VERIFIED
     assert "smaller, not faster" in choice.words
+
+
+@pytest.mark.parametrize(
+    ("objective", "seconds", "size", "words"),
+    [("latency", 1.1, 300, "not faster"), ("bytes", 0.5, 1000, "not smaller")],
+)
+def test_a_gain_is_what_was_asked_for(
+    objective: Objective, seconds: float, size: int, words: str
+) -> None:
+    engines = [candidate("w", 0.0, 0.01, seconds=seconds, size=size)]
+    choice = choose(engines, REFERENCE, margin=0.02, objective=objective)
+    assert choice.verdict is Verdict.NO_GAIN
+    assert "do not quantize" in choice.words and words in choice.words
+
+
+def test_what_costs_more_than_asked_is_no_plan() -> None:
+    big, small = candidate("big", 0.0, 0.01, 0.4, 900), candidate("small", 0.0, 0.01, 0.9, 100)
+    bounds = Bounds(bytes=500)
+    assert choose([big, small], REFERENCE, margin=0.02, bounds=bounds).candidate is small
+    choice = choose([big], REFERENCE, margin=0.02, bounds=bounds)
+    assert choice.verdict is Verdict.BUDGET_UNREACHABLE and choice.candidate is big
+    assert "900 bytes, and 500 are allowed" in choice.words
+    slow = choose([small], REFERENCE, margin=0.02, bounds=Bounds(seconds=0.5))
+    assert "90.0% of the reference's time, and 50.0% is allowed" in slow.words
+    assert choose([], REFERENCE, margin=0.02, bounds=bounds).verdict is Verdict.NO_GAIN
+
+
+def test_the_least_divergent_is_chosen_where_divergence_is_the_objective() -> None:
+    calm = replace(
+        candidate("calm", 0.001, 0.01, 0.9),
+        judgement=replace(candidate("calm", 0.001, 0.01).judgement),
+    )
+    wild_judgement = replace(calm.judgement, engine="wild", divergence=Estimate(0.2, 0.1, 0.3, 230))
+    wild = replace(calm, judgement=wild_judgement, cost=Cost(100, 0.1))
+    assert choose([wild, calm], REFERENCE, margin=0.02, objective="divergence").candidate is calm
 
 
 def test_what_cannot_be_told_says_how_many_samples_would_do() -> None:

@@ -6,7 +6,8 @@ import pytest
 from qbench.errors import InputError
 from qbench.planning.costs import Option
 from qbench.planning.front import RANDOM_TOLERANCE, front, random_plan
-from qbench.planning.solve import Objective, cost_of, propose
+from qbench.planning.problem import Objective, Problem, cost_of
+from qbench.planning.solve import propose
 
 
 def encoder(layers: int = 36, seed: int = 0) -> dict[str, list[Option]]:
@@ -29,7 +30,7 @@ def encoder(layers: int = 36, seed: int = 0) -> dict[str, list[Option]]:
 @pytest.mark.parametrize("objective", ["latency", "bytes"])
 def test_the_front_goes_from_careful_to_cheapest(objective: Objective) -> None:
     options = encoder()
-    proposals = front(options, 8, objective=objective)
+    proposals = front(Problem(options, objective=objective), 8)
     assert 5 <= len(proposals) <= 9
     sums = [p.divergence_sum for p in proposals]
     costs = [cost_of(p, objective) for p in proposals]
@@ -42,33 +43,35 @@ def test_the_front_goes_from_careful_to_cheapest(objective: Objective) -> None:
 
 
 def test_the_first_level_buys_a_share_of_the_saving() -> None:
-    proposals = front(encoder(), 8)
+    proposals = front(Problem(encoder()), 8)
     assert proposals[0].seconds <= proposals[-1].seconds / 8 * (1 - 1e-6)
     assert proposals[0].seconds >= proposals[-1].seconds / 3
 
 
 def test_one_level_is_the_cheapest_and_none_is_an_error() -> None:
-    assert len(front(encoder(), 1)) == 1
+    assert len(front(Problem(encoder()), 1)) == 1
     with pytest.raises(InputError, match="levels: got 0"):
-        front(encoder(), 0)
+        front(Problem(encoder()), 0)
 
 
 def test_nothing_cheaper_gives_no_front() -> None:
     high = Option("fp32", 0.0, 100, 0.0)
-    assert front({"a": [high]}) == []
-    assert front({"a": [high, Option("w8a16", 1e-3, 25, 1e-5)]}) == []
-    assert len(front({"a": [high, Option("w8a16", 1e-3, 25, 1e-5)]}, objective="bytes")) == 1
+    assert front(Problem({"a": [high]})) == []
+    assert front(Problem({"a": [high, Option("w8a16", 1e-3, 25, 1e-5)]})) == []
+    assert (
+        len(front(Problem({"a": [high, Option("w8a16", 1e-3, 25, 1e-5)]}, objective="bytes"))) == 1
+    )
 
 
 def test_what_costs_no_divergence_is_proposed_too() -> None:
     free = {"a": [Option("fp32", 0.0, 100, 0.0), Option("int8", 0.0, 25, -1.0)]}
-    assert [dict(p.formats) for p in front(free)] == [{"a": "int8"}]
+    assert [dict(p.formats) for p in front(Problem(free))] == [{"a": "int8"}]
 
 
 def test_tied_layers_stay_together_on_the_front() -> None:
     options = encoder(6)
     ties = {"shared": ("layer.1", "layer.4")}
-    for proposal in front(options, 8, ties=ties):
+    for proposal in front(Problem(options, ties), 8):
         assert proposal.formats["layer.1"] == proposal.formats["layer.4"]
 
 
@@ -82,26 +85,26 @@ def test_a_random_plan_costs_as_much_as_asked(objective: Objective, share: float
     )
     target = lowest + share * (highest - lowest)
     plans = [
-        random_plan(options, target_cost=target, objective=objective, seed=seed)
+        random_plan(Problem(options, objective=objective), target_cost=target, seed=seed)
         for seed in range(5)
     ]
     for plan in plans:
         assert abs(cost_of(plan, objective) - target) <= RANDOM_TOLERANCE * abs(target)
-        assert plan == propose(plan.formats, options)
+        assert plan == propose(plan.formats, Problem(options))
     assert len({tuple(plan.formats.values()) for plan in plans}) == 5
-    again = random_plan(options, target_cost=target, objective=objective, seed=0)
+    again = random_plan(Problem(options, objective=objective), target_cost=target, seed=0)
     assert again == plans[0]
 
 
 def test_a_random_plan_keeps_ties_and_refuses_what_cannot_be() -> None:
     options = encoder(8)
     ties = {"shared": ("layer.0", "layer.1", "layer.2")}
-    plan = random_plan(options, target_cost=-5e-4, ties=ties, seed=3)
+    plan = random_plan(Problem(options, ties), target_cost=-5e-4, seed=3)
     assert len({plan.formats[name] for name in ties["shared"]}) == 1
     with pytest.raises(InputError, match=r"no plan costs -5 \(latency\); reachable: "):
-        random_plan(options, target_cost=-5)
+        random_plan(Problem(options), target_cost=-5)
 
 
 def test_coarse_costs_give_the_nearest_random_plan() -> None:
     coarse = {"a": [Option("fp32", 0.0, 100, 0.0), Option("int8", 0.1, 25, -1.0)]}
-    assert random_plan(coarse, target_cost=40, objective="bytes").bytes == 25
+    assert random_plan(Problem(coarse, objective="bytes"), target_cost=40).bytes == 25

@@ -8,17 +8,30 @@ import pytest
 
 from qbench.errors import InputError
 from qbench.planning.costs import Option
-from qbench.planning.solve import (
+from qbench.planning.problem import (
+    Limits,
     Objective,
+    Options,
+    Problem,
     Proposal,
+    Ties,
     combined_costs,
     cost_of,
     group_options,
-    propose,
-    solve,
 )
+from qbench.planning.solve import propose, solve
 
 HIGH = Option("fp32", 0.0, 1000, 0.0)
+
+
+def chosen(
+    options: Options,
+    max_divergence: float,
+    objective: Objective = "latency",
+    ties: Ties | None = None,
+) -> dict[str, str]:
+    limits = Limits(divergence=max_divergence)
+    return solve(Problem(options, ties or {}, limits=limits, objective=objective))
 
 
 def instance(rng: np.random.Generator) -> dict[str, list[Option]]:
@@ -55,8 +68,8 @@ def test_the_solution_is_the_best_there_is(seed: int) -> None:
     objective: Objective = "latency" if seed % 2 else "bytes"
     most = sum(max(o.divergence for o in choices) for choices in options.values())
     limit = float(rng.uniform(0, 1)) ** 3 * most
-    formats = solve(options, max_divergence=limit, objective=objective)
-    got = propose(formats, options)
+    formats = chosen(options, limit, objective=objective)
+    got = propose(formats, Problem(options))
     assert got.divergence_sum <= limit * (1 + 1e-9)
     best, _ = best_by_brute_force(options, limit, objective)
     spread = sum(
@@ -69,9 +82,9 @@ def test_the_solution_is_the_best_there_is(seed: int) -> None:
 
 def test_the_other_cost_decides_between_equals() -> None:
     twins = [HIGH, Option("int8", 1e-3, 250, -1e-4), Option("w4a16", 1e-3, 125, -1e-4)]
-    assert solve({"a": twins}, max_divergence=1.0) == {"a": "w4a16"}
+    assert chosen({"a": twins}, 1.0) == {"a": "w4a16"}
     equal = [HIGH, Option("w8a16", 1e-3, 250, -1e-5), Option("int8", 1e-3, 250, -2e-4)]
-    assert solve({"a": equal}, max_divergence=1.0, objective="bytes") == {"a": "int8"}
+    assert chosen({"a": equal}, 1.0, objective="bytes") == {"a": "int8"}
 
 
 def test_a_budget_of_zero_keeps_what_diverges() -> None:
@@ -79,7 +92,7 @@ def test_a_budget_of_zero_keeps_what_diverges() -> None:
         "a": [HIGH, Option("int8", 1e-9, 250, -1.0)],
         "b": [HIGH, Option("int8", 0.0, 250, -1.0)],
     }
-    assert solve(options, max_divergence=0.0) == {"a": "fp32", "b": "int8"}
+    assert chosen(options, 0.0) == {"a": "fp32", "b": "int8"}
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1e-6, 1.0, 1e6])
@@ -90,8 +103,8 @@ def test_the_budget_holds_at_any_scale(scale: float) -> None:
         for i in range(40)
     }
     for share in (0.01, 0.3, 0.77):
-        formats = solve(options, max_divergence=share * scale * 20)
-        assert propose(formats, options).divergence_sum <= share * scale * 20 * (1 + 1e-9)
+        formats = chosen(options, share * scale * 20)
+        assert propose(formats, Problem(options)).divergence_sum <= share * scale * 20 * (1 + 1e-9)
         assert "int8" in formats.values()
 
 
@@ -107,17 +120,17 @@ def test_a_large_model_is_solved_quickly() -> None:
         ]
         for i in range(300)
     }
-    formats = solve(options, max_divergence=0.05)
-    assert propose(formats, options).divergence_sum <= 0.05 * (1 + 1e-9)
+    formats = chosen(options, 0.05)
+    assert propose(formats, Problem(options)).divergence_sum <= 0.05 * (1 + 1e-9)
 
 
 def test_an_impossible_budget_names_the_reachable_range() -> None:
     options = {"a": [Option("int8", 0.1, 1, 0.0), Option("w4a16", 0.4, 1, 0.0)]}
     with pytest.raises(InputError, match="at most 0.05; reachable: 0.1 to 0.4"):
-        solve(options, max_divergence=0.05)
+        chosen(options, 0.05)
     for nonsense in (-1.0, math.nan):
         with pytest.raises(InputError, match="reachable"):
-            solve(options, max_divergence=nonsense)
+            chosen(options, nonsense)
 
 
 def test_tied_layers_take_one_format_and_count_their_bytes_once() -> None:
@@ -127,38 +140,40 @@ def test_tied_layers_take_one_format_and_count_their_bytes_once() -> None:
         "head": [HIGH, Option("int8", 1e-3, 250, -1e-3), Option("w8a16", 2e-3, 250, -1e-4)],
     }
     ties = {"table": ("embed", "head")}
-    groups = group_options(options, ties)
+    groups = group_options(Problem(options, ties))
     assert [g.layers for g in groups] == [("embed", "head"), ("middle",)]
     assert [o.format for o in groups[0].options] == ["fp32", "w8a16"]
-    formats = solve(options, max_divergence=1.0, objective="bytes", ties=ties)
+    formats = chosen(options, 1.0, objective="bytes", ties=ties)
     assert formats == {"embed": "w8a16", "middle": "int8", "head": "w8a16"}
-    total = propose(formats, options, ties)
+    total = propose(formats, Problem(options, ties))
     assert (total.bytes, total.divergence_sum) == (500, pytest.approx(4e-3))
     assert total.seconds == pytest.approx(-1.1e-3)
-    assert solve(options, max_divergence=2e-3, ties=ties)["head"] == "fp32"
+    assert chosen(options, 2e-3, ties=ties)["head"] == "fp32"
     with pytest.raises(InputError, match="embed and head cannot take fp32 and w8a16"):
-        propose({**formats, "head": "fp32"}, options, ties)
+        propose({**formats, "head": "fp32"}, Problem(options, ties))
 
 
 def test_options_that_are_no_numbers_are_refused() -> None:
     with pytest.raises(InputError, match="layer 'a' as int8: divergence nan"):
-        solve({"a": [HIGH, Option("int8", math.nan, 1, 0.0)]}, max_divergence=1)
+        chosen({"a": [HIGH, Option("int8", math.nan, 1, 0.0)]}, 1)
     with pytest.raises(InputError, match="layer 'a' has no option"):
-        solve({"a": []}, max_divergence=1)
+        chosen({"a": []}, 1)
     with pytest.raises(InputError, match="tie 't' names 'b'"):
-        solve({"a": [HIGH]}, max_divergence=1, ties={"t": ["a", "b"]})
+        chosen({"a": [HIGH]}, 1, ties={"t": ["a", "b"]})
     with pytest.raises(InputError, match="no format in common"):
-        group_options({"a": [HIGH], "b": [Option("int8", 0.0, 1, 0.0)]}, {"t": ["a", "b"]})
+        group_options(Problem({"a": [HIGH], "b": [Option("int8", 0.0, 1, 0.0)]}, {"t": ["a", "b"]}))
     with pytest.raises(InputError, match="a cannot take fp16; offered: fp32"):
-        propose({"a": "fp16"}, {"a": [HIGH]})
+        propose({"a": "fp16"}, Problem({"a": [HIGH]}))
 
 
 def test_costs_without_a_span_do_not_divide_by_zero() -> None:
-    assert combined_costs(group_options({"a": [HIGH]}), "latency") == [[pytest.approx(1e-3)]]
-    assert solve({"a": [HIGH]}, max_divergence=0) == {"a": "fp32"}
+    assert combined_costs(group_options(Problem({"a": [HIGH]})), "latency") == [
+        [pytest.approx(1e-3)]
+    ]
+    assert chosen({"a": [HIGH]}, 0) == {"a": "fp32"}
 
 
 def test_a_proposal_keeps_the_order_of_the_layers() -> None:
     options = {name: [HIGH] for name in "cab"}
-    got = propose(dict.fromkeys("abc", "fp32"), options, level=0.5)
+    got = propose(dict.fromkeys("abc", "fp32"), Problem(options), level=0.5)
     assert isinstance(got, Proposal) and list(got.formats) == list("cab") and got.level == 0.5

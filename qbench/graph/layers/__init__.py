@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from qbench.graph.layers.find import find_layers
-from qbench.graph.layers.select import select_layers
+from qbench.graph.layers.select import match_layers, select_layers
 
-__all__ = ["find_layers", "select_layers"]
+__all__ = ["find_layers", "match_layers", "select_layers"]

@@ -33,6 +33,21 @@ def select_layers(
     return tuple(layer for index, layer in enumerate(layers.layers) if index in taken)
 
 
+def match_layers(layers: Layers, pattern: str, what: str) -> tuple[Layer, ...]:
+    """Return the layers that one pattern matches, as ``select_layers`` reads patterns.
+
+    Args:
+        layers: Every layer of a graph.
+        pattern: A glob.
+        what: What the pattern is for, as the message names it.
+
+    Raises:
+        InputError: If it matches no layer; the message names near misses.
+    """
+    hits = _matching(layers, [pattern], what)
+    return tuple(layer for index, layer in enumerate(layers.layers) if index in hits)
+
+
 def _matching(layers: Layers, patterns: Sequence[str], what: str) -> set[int]:
     matched: set[int] = set()
     for pattern in patterns:

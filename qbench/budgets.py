@@ -1,0 +1,129 @@
+"""What a plan was asked to keep: pins and limits, checked before the sweep where they can be."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from qbench import judging
+from qbench.backends import applicability
+from qbench.config import parse_bytes
+from qbench.formats import format_named
+from qbench.graph.shapes import infer_shapes
+from qbench.limits import MaxLatency, parse_max_latency
+from qbench.lowering import lowering_for
+from qbench.planning.costs import Offer, Option, fused_layers, ties_of, weight_elements
+from qbench.planning.pins import Pins, apply_pins, parse_pins, resolve_pins
+from qbench.planning.problem import Limits, Problem, problem_of
+from qbench.planning.solve import check_limits
+from qbench.records import Layer, Status
+from qbench.workbench import Workbench
+
+
+def pins_of(work: Workbench) -> Pins:
+    """Return what each layer keeps and must not take.
+
+    Raises:
+        InputError: If a glob matches nothing, or pins contradict each other.
+    """
+    how = work.config.plan
+    return resolve_pins(parse_pins(how.keep, how.ban, work.backend), work.layers, work.backend)
+
+
+def max_latency_of(work: Workbench) -> MaxLatency | None:
+    """Return the longest time of a batch that was asked for."""
+    said = work.config.plan.max_latency
+    return None if said is None else parse_max_latency(said)
+
+
+def max_bytes_of(work: Workbench) -> int | None:
+    """Return the largest engine that was asked for."""
+    said = work.config.plan.max_bytes
+    return None if said is None else parse_bytes(said)
+
+
+def graph_bytes(work: Workbench) -> int:
+    """Return the bytes of the reference engine that no layer's weight accounts for."""
+    storages = {layer.weight: layer.weight_bytes for layer in work.layers.layers if layer.weight}
+    return judging.reference_report(work).bytes - sum(storages.values())
+
+
+def check_request(work: Workbench) -> None:
+    """Check pins, and limits that need no sweep: bytes and mean bits follow from the formats.
+
+    Raises:
+        InputError: If a pin matches nothing, contradicts another, or cannot be.
+        BudgetError: If no plan can keep a limit; the message has the range that can be reached.
+    """
+    pins = pins_of(work)
+    how = work.config.plan
+    if how.max_bytes is None and how.max_bits is None:
+        return
+    asked = max_bytes_of(work)
+    limits = Limits(
+        bytes=None if asked is None else asked - graph_bytes(work),
+        bits=how.max_bits,
+    )
+    offer = apply_pins(_sizes(work, pins), pins)
+    check_limits(problem_of(offer, "bytes", limits))
+
+
+def _sizes(work: Workbench, pins: Pins) -> Offer:
+    """Return what each layer could become by size alone: the lowerings themselves are asked."""
+    high = work.backend.high_precision
+    bits = format_named(high).weight_bits
+    options: dict[str, list[Option]] = {
+        layer.name: [Option(high, 0.0, layer.weight_bytes, 0.0, weight_elements(layer), bits)]
+        for layer in work.layers.layers
+    }
+    kept = {pin.format for pin in pins.kept.values()}
+    swept = {layer.name for layer in work.chosen}
+    for name in dict.fromkeys((*work.config.sweep.formats, *sorted(kept))):
+        if name == high:
+            continue
+        graph = work.model.ir.clone()
+        infer_shapes(graph)
+        for layer in work.layers.layers:
+            pinned = pins.kept.get(layer.name)
+            wanted = layer.name in swept or (pinned is not None and pinned.format == name)
+            if not wanted or applicability(layer.kind, name, work.backend)[0] is not Status.OK:
+                continue
+            size = _size(graph, layer, name)
+            if size is not None:
+                elements, width = weight_elements(layer), format_named(name).weight_bits
+                options[layer.name].append(Option(name, 0.0, size, 0.0, elements, width))
+    ties, fused = ties_of(work.layers), fused_layers(work.layers, work.backend)
+    offered = {name: tuple(own) for name, own in options.items()}
+    return Offer(offered, (), ties, high, fused)
+
+
+def _size(graph: ir.Model, layer: Layer, name: str) -> int | None:
+    """Return the bytes that a lowering stores, ``None`` where it refuses the layer."""
+    lowering = lowering_for(name)
+    if lowering.requires(graph, layer) is not None:
+        return None
+    clips = {edge.tensor: 1.0 for edge in layer.edges}  # a range changes no size
+    return lowering.apply(graph, layer, clips).weight_bytes
+
+
+def limits_of(work: Workbench, reference_ms: float | None) -> Limits:
+    """Return the limits on what a proposal is expected to cost.
+
+    Args:
+        work: The workbench of a run.
+        reference_ms: A batch's time in high precision; needed where latency is limited.
+    """
+    how = work.config.plan
+    latency, size = max_latency_of(work), max_bytes_of(work)
+    seconds = None
+    if latency is not None and reference_ms is not None:
+        seconds = (latency.share(reference_ms) - 1.0) * reference_ms / 1e3
+    return Limits(
+        seconds=seconds,
+        bytes=None if size is None else size - graph_bytes(work),
+        bits=how.max_bits,
+    )
+
+
+def problem_for(work: Workbench, offer: Offer, limits: Limits | None = None) -> Problem:
+    """Return the choice that a run's request leaves."""
+    return problem_of(offer, work.config.plan.objective, limits)
