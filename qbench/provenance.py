@@ -30,6 +30,13 @@ PACKAGES = (
     "torch",
     "transformers",
 )
+#: Instruction sets by which ONNX Runtime and NumPy choose their kernels: x86-64's, then Arm's.
+_INSTRUCTIONS = {
+    "avx", "avx2", "fma", "avx_vnni", "avx_vnni_int8", "avx512f", "avx512bw", "avx512dq",
+    "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16",
+    "asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve", "sve2", "svei8mm", "sme", "sme2",
+}  # fmt: skip
+_ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
 _CHUNK_BYTES = 1 << 20
 
 
@@ -68,6 +75,30 @@ def this_machine() -> Machine:
     )
 
 
+def machine_type() -> dict[str, str]:
+    """Return what of this machine changes numbers: records of two types are never mixed.
+
+    The same model gives other last digits, and a quantized one other integers, where the kernels
+    are others: x86-64 with and without AVX-512 VNNI saturates differently, Arm rounds differently.
+
+    Returns:
+        ``system``, ``architecture`` and ``instructions``.
+    """
+    architecture = platform.machine().lower()
+    return {
+        "system": platform.system(),
+        "architecture": _ARCHITECTURES.get(architecture, architecture),
+        "instructions": instruction_sets(),
+    }
+
+
+def instruction_sets() -> str:
+    """Return the instruction sets that decide about kernels; the processor's name if unknown."""
+    fields = _cpu_fields()
+    said = fields.get("flags") or fields.get("Features") or ""
+    return " ".join(sorted(_INSTRUCTIONS.intersection(said.split()))) or _cpu_model()
+
+
 def usable_cores() -> int:
     """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
@@ -92,6 +123,7 @@ def provenance(config: Mapping[str, Any] | None = None, seed: int = 0) -> dict[s
 
     return {
         "machine": to_dict(this_machine()),
+        "machine_type": machine_type(),
         "versions": installed_versions(),
         "seed": seed,
         "config": dict(config or {}),
@@ -132,15 +164,17 @@ def sha256_of_json(content: Any) -> str:
 
 
 def _cpu_model() -> str:
+    return _cpu_fields().get("model name") or platform.processor() or platform.machine()
+
+
+def _cpu_fields() -> dict[str, str]:
+    """Return what the system tells of the first processor; nothing where it does not tell."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        lines = []
-    for line in lines:
-        key, _, value = line.partition(":")
-        if key.strip() == "model name":
-            return value.strip()
-    return platform.processor() or platform.machine()
+        return {}
+    lines = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())
+    return {key.strip(): value.strip() for key, _, value in lines}
 
 
 def utc_now() -> dt.datetime:

@@ -1,4 +1,4 @@
-"""One run: the folder ``results/<run-id>/``. It and ``trustfiles`` alone know a path in it.
+"""One run: the folder ``results/<run-id>/``. Only it and its parts know a path in it.
 
 A run is written by one process at a time and read by any number. ``sweep.jsonl`` is an append-only
 journal; every other file is replaced as a whole.
@@ -7,6 +7,7 @@ journal; every other file is replaced as a whole.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,8 +17,6 @@ import numpy as np
 
 from qbench import storage
 from qbench.errors import RunDirError, did_you_mean
-from qbench.journal import Journal
-from qbench.lock import give_lock, take_lock
 from qbench.provenance import run_name, utc_now
 from qbench.records import (
     BenchRun,
@@ -27,18 +26,18 @@ from qbench.records import (
     Layer,
     Layers,
     RequestLatency,
-    SweepRecord,
     TensorRange,
     Unlayered,
     from_dict,
     to_dict,
 )
+from qbench.sweepfiles import SweepFiles
 from qbench.trustfiles import TrustFiles
 
 Histograms = Mapping[str, np.ndarray[Any, Any]]
 
 
-class RunDir(TrustFiles):
+class RunDir(SweepFiles, TrustFiles):
     """The folder of one run. ``create``, ``resume_or_create`` or ``open`` gives one."""
 
     def __init__(self, path: Path) -> None:
@@ -110,18 +109,6 @@ class RunDir(TrustFiles):
         near = did_you_mean(run.path.name, siblings)
         raise RunDirError(f"no such run folder: {run.path}{near}")
 
-    def lock(self) -> None:
-        """Take the run for writing until this process ends or calls ``unlock``.
-
-        Raises:
-            RunDirError: If another process has it.
-        """
-        take_lock(self.path)
-
-    def unlock(self) -> None:
-        """Give the run back to other processes."""
-        give_lock(self.path)
-
     # --- run.json: what ran, on what, when --------------------------------------------------------
 
     def write_run(self, facts: Mapping[str, Any]) -> None:
@@ -190,58 +177,6 @@ class RunDir(TrustFiles):
             RunDirError: If they are missing, damaged, or of another version.
         """
         return storage.read_arrays(self._histograms_path, "qbench calibrate")
-
-    # --- the sweep's journal ---------------------------------------------------------------------
-
-    def start_journal(self, key: Mapping[str, Any]) -> None:
-        """Begin or continue the journal of the sweep.
-
-        A line that a killed process left half written is cut off; whole lines stay.
-
-        Args:
-            key: What the records depend on: hashes of weights and data, configuration, versions.
-
-        Raises:
-            RunDirError: If the journal was made with another key (each difference is named), or
-                another process writes to the run.
-            InputError: If the disk is full.
-        """
-        self.lock()
-        self._journal.start(to_dict(key))
-
-    def append_sweep(self, record: SweepRecord) -> None:
-        """Add one record to the journal; it is on the disk when this returns.
-
-        Raises:
-            InputError: If the disk is full; earlier records stay whole.
-            RunDirError: If ``start_journal`` was not called.
-        """
-        self._journal.append(to_dict(record))
-
-    def read_sweep(self) -> tuple[SweepRecord, ...]:
-        """Return the journal's records; the last one of each (layer, format) counts.
-
-        A last line that a killed process left half written is passed over.
-
-        Raises:
-            RunDirError: If it is missing, damaged elsewhere, or of another version.
-        """
-        _, lines = self._journal.read()
-        records = (from_dict(SweepRecord, line) for line in lines)
-        return tuple({(r.layer, r.format): r for r in records}.values())
-
-    @property
-    def has_journal(self) -> bool:
-        """Whether a sweep was begun here: what it was begun with must not change."""
-        return self._journal.path.is_file()
-
-    def read_journal_key(self) -> dict[str, Any]:
-        """Return the key that the journal was started with.
-
-        Raises:
-            RunDirError: If there is no journal, or it is damaged.
-        """
-        return self._journal.read()[0]
 
     # --- engines and what was measured on them ----------------------------------------------------
 
@@ -363,10 +298,6 @@ class RunDir(TrustFiles):
         return self.path / "histograms.npz"
 
     @property
-    def _journal(self) -> Journal:
-        return Journal(self.path / "sweep.jsonl", made_by="qbench sweep")
-
-    @property
     def _engines_path(self) -> Path:
         return self.path / "engines.json"
 
@@ -382,8 +313,14 @@ class RunDir(TrustFiles):
 def _new_run(root: Path, source: str) -> RunDir:
     """Make a folder named by time and model, ``20260131-142507-all-minilm-l6-v2``."""
     stem = run_name(source, utc_now())
-    taken = sum(1 for _ in root.glob(f"{stem}*")) if root.is_dir() else 0
-    return RunDir.create(root, f"{stem}-{taken + 1}" if taken else stem)
+    for number in itertools.count(1):
+        name = stem if number == 1 else f"{stem}-{number}"
+        if not (root / name).exists():
+            with contextlib.suppress(FileExistsError):  # another process was a moment faster
+                root.mkdir(parents=True, exist_ok=True)
+                (root / name).mkdir()
+                break
+    return RunDir.create(root, name)
 
 
 def _unfinished(root: Path, fingerprint: str) -> RunDir | None:

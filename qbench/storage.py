@@ -16,7 +16,7 @@ import errno
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -177,18 +177,21 @@ def parse_object(raw: bytes, where: str) -> dict[str, Any]:
     return content
 
 
-def check_version(content: Mapping[str, Any], path: Path) -> None:
+def check_version(
+    content: Mapping[str, Any], path: Path, readable: Collection[int] = (FORMAT_VERSION,)
+) -> None:
     """Check the storage version of a file.
 
     Raises:
-        RunDirError: If it has none, or one that this qbench does not read.
+        RunDirError: If it has none, or one that is not ``readable``.
     """
     version = content.get("qbench")
-    if version != FORMAT_VERSION:
+    if version not in readable:
         given = "no storage version" if version is None else f"storage version {version!r}"
+        known = " and ".join(map(str, readable))
         raise RunDirError(
-            f"{path}: has {given}; this qbench reads version {FORMAT_VERSION}: use the qbench "
-            "that wrote it, or another run folder"
+            f"{path}: has {given}; this qbench reads version {known}: use the qbench that wrote "
+            "it, or another run folder"
         )
 
 

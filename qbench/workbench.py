@@ -23,7 +23,13 @@ from qbench.graph.layers import find_layers, select_layers
 from qbench.graph.model import Model, open_stored
 from qbench.graph.reading import files_of
 from qbench.journal import flat_keys
-from qbench.provenance import installed_versions, provenance, sha256_of_files, sha256_of_json
+from qbench.provenance import (
+    installed_versions,
+    machine_type,
+    provenance,
+    sha256_of_files,
+    sha256_of_json,
+)
 from qbench.records import Layer, Layers, to_dict
 from qbench.rundir import RunDir
 from qbench.runtime.loading import LoadOptions, load_model, resolve_source, store_card
@@ -69,6 +75,7 @@ class Workbench:
             config.run.results, config.run.id, config.model.source, fingerprint
         )
         try:
+            run.check_machine()
             _check_same_request(run, said)
         except RunDirError:
             run.unlock()
@@ -93,6 +100,7 @@ class Workbench:
         if not said:
             raise RunDirError(f"{path} tells no configuration; it was not made by qbench run")
         run.lock()
+        run.check_machine()
         config = make_config(said, overrides, origin=f"configuration of {path}")
         if overrides:
             run.write_run({"config": config.model_dump(mode="json")})
@@ -197,6 +205,7 @@ class Workbench:
                 "head": _HEADS.get(self.config.task.kind, "output"),
                 "files": sha256_of_files(files),
                 "versions": installed_versions(("torch", "transformers", "onnx-ir", "qbench")),
+                "machine": machine_type(),
             }
         )
 

@@ -5,9 +5,13 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from qbench import provenance as origin
 from qbench.provenance import (
     installed_versions,
+    instruction_sets,
+    machine_type,
     provenance,
     sha256_of_arrays,
     sha256_of_file,
@@ -22,6 +26,27 @@ def test_the_record_is_plain_and_names_what_changes_numbers() -> None:
     assert record["machine"]["cores"] >= 1 and record["machine"]["memory_gib"] > 0
     assert record["versions"]["numpy"] == np.__version__
     assert record["seed"] == 3
+    assert record["machine_type"] == machine_type()
+    assert record["machine_type"]["instructions"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "sets"),
+    [
+        ({"flags": "fpu sse2 avx avx2 fma"}, "avx avx2 fma"),
+        ({"flags": "fma avx512_vnni avx avx2 avx512f"}, "avx avx2 avx512_vnni avx512f fma"),
+        ({"Features": "fp asimd evtstrm asimddp i8mm"}, "asimd asimddp i8mm"),
+        ({"model name": "Something 9000"}, "Something 9000"),
+    ],
+)
+def test_the_type_of_a_machine_is_its_kernels(
+    fields: dict[str, str], sets: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(origin, "_cpu_fields", lambda: fields)
+    monkeypatch.setattr("platform.machine", lambda: "AMD64")
+    assert instruction_sets() == sets
+    assert machine_type()["instructions"] == sets
+    assert machine_type()["architecture"] == "x86_64"
 
 
 def test_packages_that_are_absent_are_left_out() -> None:

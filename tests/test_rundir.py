@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from qbench import provenance
 from qbench.errors import InputError, RunDirError
 from qbench.records import (
     BenchRun,
@@ -106,7 +108,7 @@ def test_every_stored_file_names_its_version(run: RunDir) -> None:
     for name in ("run.json", "engines.json", "sweep.jsonl"):
         first = (run.path / name).read_text().splitlines()
         content = json.loads(first[0] if name.endswith("l") else "\n".join(first))
-        assert content["qbench"] == 1
+        assert content["qbench"] == (2 if name == "sweep.jsonl" else 1)
 
 
 @pytest.mark.parametrize("version", [None, 0, 2, "1"])
@@ -147,7 +149,7 @@ def test_the_journal_keeps_exact_numbers_and_the_last_record_of_a_cell(run: RunD
     assert run.read_sweep() == (record("a", divergence=0.7), record("b", divergence=0.1 + 0.2))
 
 
-@pytest.mark.parametrize("cut", [1, 5, 60])
+@pytest.mark.parametrize("cut", [2, 5, 60])
 def test_a_half_written_line_is_passed_over_and_then_cut_off(run: RunDir, cut: int) -> None:
     run.start_journal({"model": "x"})
     run.append_sweep(record("a"))
@@ -275,6 +277,39 @@ def test_one_process_writes_and_others_are_told(tmp_path: Path) -> None:
     code = "import sys; from qbench.rundir import RunDir; RunDir.create(sys.argv[1], 'r')"
     command = [sys.executable, "-c", code, str(tmp_path)]
     refused = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert "another process is writing" in refused.stderr
+    assert f"another process is writing (pid {os.getpid()} on " in refused.stderr
     run.unlock()
     assert subprocess.run(command, check=False).returncode == 0
+
+
+def test_new_runs_of_one_moment_get_folders_of_their_own(tmp_path: Path) -> None:
+    code = (
+        "import sys; from qbench.rundir import RunDir\n"
+        "run = RunDir.resume_or_create(sys.argv[1], None, 'm.onnx', 'aa')\n"
+        "print(run.path.name, flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    started = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    names = [process.stdout.readline() for process in started if process.stdout]
+    for process in started:
+        process.communicate()
+    assert len(set(names)) == 4 and all(names)
+
+
+def test_records_of_another_machine_type_are_refused_by_name(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.check_machine()
+    run.start_journal({"model": "x"})
+    run.append_sweep(record("a"))
+    run.check_machine()
+    before = (run.path / "sweep.jsonl").read_bytes()
+    monkeypatch.setattr(provenance, "instruction_sets", lambda: "asimd")
+    for act in (run.check_machine, lambda: run.start_journal({"model": "x"})):
+        with pytest.raises(RunDirError, match=r"another type of machine.*is now 'asimd'"):
+            act()
+    assert run.read_sweep() == (record("a"),)  # it may be read
+    assert (run.path / "sweep.jsonl").read_bytes() == before
