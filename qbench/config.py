@@ -142,6 +142,8 @@ def parse_seconds(text: str) -> float:
 class SweepConfig(_Section):
     """Which cells are measured. ``max_tokens`` bounds the tokens of one batch.
 
+    ``workers`` cells are measured side by side by an ``executor``: threads here, or Ray's workers.
+
     The ``remedies`` most divergent cells of each format are tried with every remedy of it.
 
     With ``race``, cells are measured on growing parts of the samples, and on all of them where
@@ -159,6 +161,14 @@ class SweepConfig(_Section):
     race: bool = False
     budget: str | None = None
     remedies: Annotated[int, Field(ge=0)] = 3
+    executor: Literal["local", "ray"] | None = None
+    ray_address: str | None = None
+    workers: Count | None = None
+
+    @property
+    def uses_ray(self) -> bool:
+        """Whether Ray measures: it was asked for, or an address was named and not ``local``."""
+        return self.executor == "ray" or (self.executor is None and self.ray_address is not None)
 
     @field_validator("budget")
     @classmethod
