@@ -179,7 +179,7 @@ def serve_with(work: Workbench, name: str) -> Engine:
     def open_lane(threads: int) -> Run:
         return session_of(threads).run  # sessions run on several threads at once: lanes share one
 
-    return Engine(name, open_lane)
+    return Engine(name, open_lane, session_of, work.model.inputs)
 
 
 def time_engines(work: Workbench, names: Sequence[str]) -> dict[str, Estimate]:

@@ -84,6 +84,22 @@ class Session:
             raise MeasurementError(f"{type(error).__name__}: {error}") from error
         return dict(zip(names, values, strict=True))
 
+    @property
+    def raw(self) -> Any:
+        """The runtime's own session, for bindings."""
+        return self._raw
+
+    def run_bound(self, binding: Any) -> None:
+        """Run once on arrays that are bound already.
+
+        Raises:
+            MeasurementError: If the runtime refuses; the message is the runtime's own.
+        """
+        try:
+            self._raw.run_with_iobinding(binding)
+        except Exception as error:  # the runtime's exceptions have no common base
+            raise MeasurementError(f"{type(error).__name__}: {error}") from error
+
     def close(self) -> None:
         """Free the runtime's session."""
         self._raw = None

@@ -186,8 +186,15 @@ class Batcher:
         """Refuse new requests; what is queued is still dispatched, without waiting."""
         self._closed = True
 
-    def throttle(self, scale: float) -> None:
-        """Hold batches to a share of their limits (1 for all of them)."""
+    def hold(self, scale: float, token_budget: int | None = None) -> None:
+        """Hold batches to a share of their limits (1 for all of them).
+
+        Args:
+            scale: The share.
+            token_budget: A budget in place of the one given before.
+        """
+        if token_budget is not None:
+            self._given = replace(self._given, token_budget=token_budget)
         given = self._given
 
         def part(limit: int | None) -> int | None:

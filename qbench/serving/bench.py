@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from qbench.errors import ConfigError, MeasurementError
+from qbench.graph.model import TensorSpec
 from qbench.records import BenchRun, RequestLatency, to_dict
+from qbench.runtime.ort import Session
 from qbench.serving.batcher import BatchLimits
 from qbench.serving.budget import BudgetChoice, calibrate_budget
 from qbench.serving.load import ClosedLoop, draw_order, drive, latencies
@@ -32,10 +34,15 @@ class Engine:
     Attributes:
         name: Its name in records.
         open_lane: Opens a lane with that many threads and returns what runs a batch on it.
+        open_session: Opens a session of ONNX Runtime with that many threads, where the engine
+            is one; lanes can then keep their outputs in buffers of their own.
+        inputs: Inputs of its graph, where they are known; lanes then pad into such buffers too.
     """
 
     name: str
     open_lane: Callable[[int], Run]
+    open_session: Callable[[int], Session] | None = None
+    inputs: tuple[TensorSpec, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from qbench.serving.cost import BatchCost
 from qbench.serving.decisions import Dispatch
-from qbench.serving.request import Answer, Done, Encoded, Run
-from qbench.serving.running import Clock
+from qbench.serving.request import Answer, Done, Encoded, Pad, Run, Times
+from qbench.serving.running import Clock, Outcome
 
 _LOG = logging.getLogger(__name__)
 
@@ -28,6 +28,7 @@ class LoopOptions:
             never.
         reopen: Opens a lane in place of one that hangs, by its index; the lane's own engine is
             used again by default.
+        pads: Makes the padder of each lane, with buffers of its own; ``Work.pad`` by default.
         model: What batches cost, as far as it is known.
         clock: A monotonic clock, seconds.
     """
@@ -35,6 +36,7 @@ class LoopOptions:
     encoders: int = 1
     hang_s: float | None = None
     reopen: Callable[[int], Run] | None = None
+    pads: Callable[[], Pad] | None = None
     model: BatchCost | None = None
     clock: Clock = time.perf_counter
 
@@ -53,13 +55,17 @@ class Pending:
     encode_end_s: float = 0.0
 
 
+#: A batch on a lane: the decision, its requests, and when it was dispatched.
+Flight: TypeAlias = tuple[Dispatch, list[Pending], float]
+
+
 @dataclass(slots=True, eq=False)
 class Lane:
     """A lane's thread and what runs on it; the loop's lock guards it."""
 
     index: int
     run: Run
-    flight: tuple[Dispatch, list[Pending], float] | None = None
+    flight: Flight | None = None
     held_s: float = 0.0  # as the watchdog saw it
     gone: bool = False  # given up: whatever it still brings is dropped
     thread: threading.Thread | None = None
@@ -81,3 +87,27 @@ def hand_over(request: Pending, answer: Answer) -> None:
         request.done(answer)
     except Exception:
         _LOG.exception("the callback of request %d raised", request.ticket)
+
+
+def answer_all(flight: Flight, outcome: Outcome, clock: Clock) -> None:
+    """Hand each request of a batch its answer."""
+    decision, requests, dispatched_s = flight
+    for place, request in enumerate(requests):
+        times = Times(
+            request.submitted_s,
+            request.encode_start_s,
+            request.encode_end_s,
+            dispatched_s,
+            outcome.start_s,
+            outcome.end_s,
+            clock(),
+        )
+        answer = Answer(
+            outcome.values[place],
+            outcome.errors.get(place),
+            times,
+            len(requests),
+            request.tokens,
+            decision.padded_tokens,
+        )
+        hand_over(request, answer)

@@ -7,6 +7,7 @@ costs more than the decision.
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 import time
@@ -17,6 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from qbench.serving.batcher import Batcher
+from qbench.serving.cost import BatchCost
 from qbench.serving.decisions import (
     ANY_TIME,
     Accept,
@@ -28,9 +30,9 @@ from qbench.serving.decisions import (
 )
 from qbench.serving.encoders import Encoders
 from qbench.serving.failures import CancelledError, ClosedError, HungError, RefusedError, ShedError
-from qbench.serving.flights import Lane, LoopOptions, Pending, hand_over, settle
-from qbench.serving.request import Answer, Done, Encoded, Run, Times, Work, token_count
-from qbench.serving.running import Outcome, run_batch
+from qbench.serving.flights import Flight, Lane, LoopOptions, Pending, answer_all, hand_over, settle
+from qbench.serving.request import Answer, Done, Encoded, Run, Work, token_count
+from qbench.serving.running import run_batch
 
 __all__ = ["LoopOptions", "RefusedError", "ServingLoop"]
 
@@ -152,10 +154,15 @@ class ServingLoop:
         self._fail(request, CancelledError(), "cancelled")
         return True
 
-    def throttle(self, scale: float) -> None:
-        """Hold batches to a share of their limits."""
+    def model(self) -> BatchCost:
+        """Return what batches cost by now; a copy."""
         with self._lock:
-            self.batcher.throttle(scale)
+            return copy.deepcopy(self.batcher.model)
+
+    def hold(self, scale: float, token_budget: int | None = None) -> None:
+        """Hold batches to a share of their limits, or to another budget."""
+        with self._lock:
+            self.batcher.hold(scale, token_budget)
 
     def ask(self, payload: Any, terms: Terms = ANY_TIME) -> Future[Answer]:
         """Hand a request in and return a future of its answer.
@@ -275,11 +282,12 @@ class ServingLoop:
                 lane.run = reopen(lane.index)
             except Exception:  # whatever the runtime raises: the lane's old engine may still do
                 _LOG.exception("lane %d cannot be opened again; its engine stays", lane.index)
-        finished: tuple[int, bool] | None = None
+        pads, finished = self._options.pads, None
+        work = self._work if pads is None else replace(self._work, pad=pads())
         while (taken := self._take_batch(lane, finished)) is not None:
-            decision, requests, dispatched_s = taken
+            decision, requests, _ = taken
             outcome = run_batch(
-                lane.run, self._work, [request.encoded for request in requests], self._clock
+                lane.run, work, [request.encoded for request in requests], self._clock
             )
             with self._lock:
                 if lane.gone:
@@ -288,12 +296,10 @@ class ServingLoop:
                 self.counts["failed"] += len(outcome.errors)
                 self.counts["answered"] += len(requests) - len(outcome.errors)
                 self.counts["reruns"] += outcome.reruns
-            self._answer(decision, requests, dispatched_s, outcome)
+            answer_all(taken, outcome, self._clock)
             finished = decision.batch, bool(outcome.errors or outcome.reruns)
 
-    def _take_batch(
-        self, lane: Lane, finished: tuple[int, bool] | None
-    ) -> tuple[Dispatch, list[Pending], float] | None:
+    def _take_batch(self, lane: Lane, finished: tuple[int, bool] | None) -> Flight | None:
         """Give back the lane, wait for a batch and take it; ``None`` when all is served."""
         while True:
             lost: list[tuple[Pending, Shed]] = []
@@ -309,9 +315,7 @@ class ServingLoop:
             if decision:
                 return None
 
-    def _next_batch(
-        self, lane: Lane, lost: list[tuple[Pending, Shed]]
-    ) -> tuple[Dispatch, list[Pending], float] | bool:
+    def _next_batch(self, lane: Lane, lost: list[tuple[Pending, Shed]]) -> Flight | bool:
         """Return a batch, or whether the lane may end; the lock is held, and given up to wait.
 
         ``False`` means that requests were shed: they must be told without the lock.
@@ -336,29 +340,6 @@ class ServingLoop:
                 return False
             until_s = decision.until_s
             self._batches.wait(None if until_s is None else max(until_s - now_s, 0.0))
-
-    def _answer(
-        self, decision: Dispatch, requests: list[Pending], dispatched_s: float, outcome: Outcome
-    ) -> None:
-        for place, request in enumerate(requests):
-            times = Times(
-                request.submitted_s,
-                request.encode_start_s,
-                request.encode_end_s,
-                dispatched_s,
-                outcome.start_s,
-                outcome.end_s,
-                self._clock(),
-            )
-            answer = Answer(
-                outcome.values[place],
-                outcome.errors.get(place),
-                times,
-                len(requests),
-                request.tokens,
-                decision.padded_tokens,
-            )
-            hand_over(request, answer)
 
     # --- the watchdog's thread --------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qbench.serving.decisions import BatchLimits, Priority, Refuse, Terms
+from qbench.serving.estimator import Demand, expect, size_batches
 from qbench.serving.failures import CancelledError, ClosedError, RefusedError
 from qbench.serving.flights import LoopOptions, settle
 from qbench.serving.gates import (
@@ -39,6 +40,8 @@ from qbench.serving.request import Answer, Run, Work
 _LOG = logging.getLogger(__name__)
 _STAGES = ("queue", "preprocess", "formation", "inference", "postprocess")
 _TICK_S = 0.25
+_SIZE_TICKS = 20  # the token budget is looked at every 5 s
+_WORTH = 1.05
 _KEPT_TRANSITIONS = 256
 
 
@@ -68,6 +71,8 @@ class Gates:
         breaker: Rules of the circuit breaker.
         memory: Rules of the memory gate.
         read_memory: Measures memory; ``None`` for no memory gate.
+        demand: What the token budget is chosen for, again and again as costs become known
+            better; ``None`` keeps the budget.
         fallback: Lanes of a cheaper engine that takes the same requests; none by default.
         default: The answer that is given where there is no fallback engine; ``None`` refuses.
     """
@@ -75,6 +80,7 @@ class Gates:
     breaker: BreakerRules = BreakerRules()
     memory: MemoryRules = MemoryRules()
     read_memory: Callable[[], MemoryUse] | None = None
+    demand: Demand | None = None
     fallback: Sequence[Run] = ()
     default: Any = None
 
@@ -313,8 +319,29 @@ class Service:
 
     def _keep(self) -> None:
         """Look at memory and let the gates' time pass, until the end."""
+        ticks = 0
         while not self._ended.wait(_TICK_S):
             self.look()
+            ticks += 1
+            if ticks % _SIZE_TICKS == 0 and self._gates.demand is not None:
+                self.size(self._gates.demand)
+
+    def size(self, demand: Demand) -> None:
+        """Choose the token budget anew from what batches cost by now; small gains are left."""
+        model, now = self.loop.model(), self.loop.batcher.limits.token_budget
+        if not model.known or self._memory_gate.scale < 1:
+            return
+        found, stays = size_batches(model, demand), expect(model, demand, now)
+        better = found.requests_per_s > _WORTH * stays.requests_per_s
+        if found.token_budget == now or not (better or found.within_sla > stays.within_sla):
+            return
+        self.loop.hold(1.0, found.token_budget)
+        words = f"{found.requests_per_s:.1f}/s expected against {stays.requests_per_s:.1f}/s"
+        change = Transition(self._clock(), "budget", str(now), str(found.token_budget), words)
+        with self._lock:
+            self._moves["budget"] += 1
+            self.transitions.append(change)
+        _LOG.info("token budget: %s -> %s (%s)", change.before, change.after, words)
 
     def look(self) -> None:
         """Measure memory and let the gates' time pass; log what changed."""
@@ -334,7 +361,7 @@ class Service:
                 self.transitions.append(change)
         for change in changes:
             if change.gate == "memory":
-                self.loop.throttle(self._memory_gate.scale)
+                self.loop.hold(self._memory_gate.scale)
             _LOG.warning(
                 "%s: %s -> %s (%s)", change.gate, change.before, change.after, change.reason
             )

@@ -1,0 +1,224 @@
+"""Opening a service: lanes and budget chosen by short calibrations, all warm before it is ready."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from qbench.records import to_dict
+from qbench.serving.bench import Engine, Workload, cores
+from qbench.serving.budget import calibrate_budget
+from qbench.serving.cost import BatchCost, BatchMemory, Point
+from qbench.serving.decisions import BatchLimits
+from qbench.serving.estimator import Demand, Sizing, size_batches
+from qbench.serving.flights import LoopOptions
+from qbench.serving.lanes import LaneChoice, choose_lanes
+from qbench.serving.memory import MemoryUse, process_memory
+from qbench.serving.pool import BoundRun, pools_for
+from qbench.serving.request import Decode, Encoded, Pad, Run, Work, token_count
+from qbench.serving.service import Gates, Service
+
+_WARM_RUNS = 10
+_LARGEST = (64, 128, 256, 512, 1024)
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSettings:
+    """How to serve.
+
+    Attributes:
+        lanes: Lanes; ``None`` lets a calibration choose lanes and threads.
+        threads_per_lane: Threads of each; with ``lanes`` given, 1 by default.
+        token_budget: Padded tokens of a batch; ``None`` lets the estimator choose.
+        max_wait_ms: Longest wait for a fuller batch.
+        queue: Most requests in the queue.
+        max_padding: Largest share of padding in a batch.
+        max_batch: Most requests of a batch, or ``None``.
+        fixed_size: Batches of so many requests in place of the token budget, or ``None``.
+        sla_ms: Limit of the 99th percentile of latency, or ``None``.
+        encoders: Threads that encode.
+        hang_s: Seconds after which a batch that has not come back is given up.
+        ageing_s: Seconds after which a waiting ``batch`` request counts as ``interactive``.
+        weights: Share of each tenant.
+        memory_limit: Memory that the process may hold, bytes; ``None`` for what the machine
+            or its control group allows.
+        pad_id: Token id of padded positions, for the lanes' buffers.
+    """
+
+    lanes: int | None = None
+    threads_per_lane: int | None = None
+    token_budget: int | None = None
+    max_wait_ms: float = 5.0
+    queue: int = 256
+    max_padding: float = 0.2
+    max_batch: int | None = None
+    fixed_size: int | None = None
+    sla_ms: float | None = None
+    encoders: int = 1
+    hang_s: float = 30.0
+    ageing_s: float = 1.0
+    weights: Mapping[str, float] = field(default_factory=dict)
+    memory_limit: int | None = None
+    pad_id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A service that is ready, and what was chosen for it.
+
+    Attributes:
+        service: It serves already.
+        lanes: Lanes and threads, with the trials.
+        sizing: The token budget and what is expected of it; ``None`` where it was given.
+        points: Batches measured at warm-up.
+        memory: Memory when it was ready.
+        pooled: Whether lanes pad into buffers of their own.
+    """
+
+    service: Service
+    lanes: LaneChoice
+    sizing: Sizing | None
+    points: tuple[Point, ...]
+    memory: MemoryUse
+    pooled: bool
+
+    def describe(self) -> dict[str, Any]:
+        """Return the choices as plain values."""
+        return {
+            "lanes": to_dict(self.lanes),
+            "sizing": None if self.sizing is None else to_dict(self.sizing),
+            "limits": to_dict(self.service.loop.batcher.limits),
+            "memory": to_dict(self.memory),
+            "pooled": self.pooled,
+        }
+
+
+def open_service(
+    engine: Engine,
+    workload: Workload,
+    settings: ServeSettings,
+    gates: Gates | None = None,
+    memory: BatchMemory | None = None,
+) -> Opened:
+    """Open an engine's lanes, warm them, choose what was not given, and serve.
+
+    Args:
+        engine: The engine.
+        workload: Some of the user's requests, and how to encode, pad and decode.
+        settings: How to serve.
+        gates: Breaker, fallback and memory gate; the limit of memory is watched by default.
+        memory: What a batch needs, where that is known.
+
+    Raises:
+        ConfigError: If a setting is out of its range.
+        MeasurementError: If the engine fails on the user's own requests.
+    """
+    encoded = workload.encoded()
+    chosen = _choose_lanes(engine, workload.pad, encoded, settings)
+    open_run = functools.partial(_open_run, engine, chosen.threads_per_lane)
+    runs = [open_run(index) for index in range(chosen.lanes)]
+    points, most = _measure(runs[0], workload.pad, encoded, settings)
+    read = functools.partial(process_memory, settings.memory_limit)
+    demand = Demand(
+        tuple(token_count(one) for one in encoded),
+        chosen.lanes,
+        settings.max_wait_ms / 1e3,
+        None if settings.sla_ms is None else settings.sla_ms / 1e3,
+        most,
+        memory,
+        read().free,
+    )
+    model = BatchCost(points)
+    sizing = size_batches(model, demand) if settings.token_budget is None else None
+    limits = _limits(settings, chosen.lanes, sizing)
+    warm(runs, workload.pad, encoded, limits.token_budget)
+    longest = max(token_count(one) for one in encoded)
+    pads = pools_for(
+        engine.inputs, workload.pad, encoded, max(limits.token_budget, longest), settings.pad_id
+    )
+    options = LoopOptions(settings.encoders, settings.hang_s, open_run, pads, model)
+    held = gates or Gates()
+    held = replace(
+        held,
+        read_memory=held.read_memory or read,
+        demand=demand if sizing is not None else held.demand,
+    )
+    work = Work(workload.pad, workload.encode, _own_memory(workload.decode))
+    service = Service(runs, work, limits, options, held)
+    return Opened(service, chosen, sizing, points, read(), pads is not None)
+
+
+def warm(runs: Sequence[Run], pad: Pad, encoded: Sequence[Encoded], token_budget: int) -> None:
+    """Run each lane ten times at its largest batch: the user's longest, and the fullest."""
+    ordered = sorted(encoded, key=token_count)
+    longest, shortest = ordered[-1], ordered[0]
+    shapes = [
+        pad([one] * max(token_budget // max(token_count(one), 1), 1)) for one in (longest, shortest)
+    ]
+    for run in runs:
+        for _ in range(_WARM_RUNS):
+            for feeds in shapes:
+                run(feeds)
+
+
+def _choose_lanes(
+    engine: Engine, pad: Pad, encoded: Sequence[Encoded], settings: ServeSettings
+) -> LaneChoice:
+    if settings.lanes is not None:
+        return LaneChoice(settings.lanes, settings.threads_per_lane or 1, ())
+    if settings.threads_per_lane is not None:
+        return LaneChoice(
+            max(cores() // settings.threads_per_lane, 1), settings.threads_per_lane, ()
+        )
+    budget = settings.token_budget or 256
+    return choose_lanes(engine.open_lane, pad, encoded, cores(), token_budget=budget)
+
+
+def _open_run(engine: Engine, threads: int, index: int) -> Run:
+    """Open a lane: on a session its outputs get buffers of the lane's own."""
+    if engine.open_session is None:
+        return engine.open_lane(threads)
+    return BoundRun(engine.open_session(threads))
+
+
+def _measure(
+    run: Run, pad: Pad, encoded: Sequence[Encoded], settings: ServeSettings
+) -> tuple[tuple[Point, ...], int]:
+    """Measure a grid of batches; return it and the largest number of tokens measured."""
+    if settings.token_budget is not None:
+        candidates = [one for one in _LARGEST if one < settings.token_budget]
+        candidates.append(settings.token_budget)
+    else:
+        candidates = list(_LARGEST)
+    choice = calibrate_budget(run, pad, encoded, candidates, limit_s=2.0)
+    points = tuple(Point(cell.batch, cell.length, cell.best_ms / 1e3) for cell in choice.grid)
+    return points, max(candidates)
+
+
+def _limits(settings: ServeSettings, lanes: int, sizing: Sizing | None) -> BatchLimits:
+    given = settings.token_budget
+    return BatchLimits(
+        token_budget=sizing.token_budget if sizing is not None else given or 256,
+        max_wait_s=settings.max_wait_ms / 1e3,
+        queue=settings.queue,
+        max_padding=settings.max_padding,
+        max_batch=settings.max_batch,
+        lanes=lanes,
+        fixed_size=settings.fixed_size,
+        odd_lane=lanes > 1,
+        ageing_s=settings.ageing_s,
+        weights=settings.weights,
+    )
+
+
+def _own_memory(decode: Decode) -> Decode:
+    """Return a decoder whose answers do not lie in a lane's buffers."""
+
+    def decode_copy(outputs: Mapping[str, np.ndarray], count: int) -> Sequence[Any]:
+        return decode({name: array.copy() for name, array in outputs.items()}, count)
+
+    return decode_copy

@@ -1,0 +1,226 @@
+"""Buffers that a lane owns and uses again: inputs are padded into them, outputs land in them.
+
+A lane runs one batch at a time, so that one set of buffers a lane is enough; they are as large
+as the largest batch. On a CPU this buys steadiness, not speed; on CUDA the host side is
+page-locked, so that copies need no staging and run beside the device's work.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from qbench.runtime.ort import Session
+from qbench.serving.request import Encoded, Feeds, Pad
+
+_ALIASES = {"input_mask": "attention_mask", "segment_ids": "token_type_ids"}
+_KNOWN = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
+
+
+class InputSpec(Protocol):
+    """An input of a graph."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """Its element type by numpy's name."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int | str | None, ...]:
+        """Its sizes: a number where fixed."""
+        ...
+
+
+class Buffers:
+    """Flat arrays by name that grow to the largest size asked for; each growth is counted."""
+
+    def __init__(self, page_locked: bool = False) -> None:
+        """Begin empty.
+
+        Args:
+            page_locked: Whether to ask the CUDA runtime to lock their pages.
+        """
+        self.allocations = 0
+        self._page_locked = page_locked
+        self._flat: dict[str, np.ndarray] = {}
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        """Return an array of that shape in the buffer of that name; its content is stale."""
+        size = math.prod(shape)
+        flat = self._flat.get(name)
+        if flat is None or flat.size < size or flat.dtype != dtype:
+            flat = np.empty(size, dtype)
+            self.allocations += 1
+            if self._page_locked:
+                lock_pages(flat)
+            self._flat[name] = flat
+        return flat[:size].reshape(shape)
+
+
+def lock_pages(array: np.ndarray) -> bool:
+    """Lock an array's pages for CUDA; return whether a CUDA runtime was there to do it."""
+    for name in ("libcudart.so", "libcudart.so.13", "libcudart.so.12"):
+        try:
+            runtime = ctypes.CDLL(name)
+        except OSError:
+            continue
+        pointer, size = ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes)
+        return bool(runtime.cudaHostRegister(pointer, size, ctypes.c_uint(0)) == 0)
+    return False
+
+
+class PooledPad:
+    """Pads requests into a lane's own buffers; what it returns lasts until the next call."""
+
+    def __init__(
+        self,
+        specs: Sequence[InputSpec],
+        tokens: int,
+        pad_id: int = 0,
+        page_locked: bool = False,
+    ) -> None:
+        """Allocate.
+
+        Args:
+            specs: Inputs of the graph; see ``can_pool``.
+            tokens: Padded tokens of the largest batch.
+            pad_id: Token id of padded positions.
+            page_locked: Whether to lock the buffers' pages for CUDA.
+        """
+        self.buffers = Buffers(page_locked)
+        self._inputs = [
+            (spec.name, _ALIASES.get(spec.name, spec.name), np.dtype(spec.dtype)) for spec in specs
+        ]
+        self._pad_id = pad_id
+        for name, _, dtype in self._inputs:
+            self.buffers.take(name, (tokens,), dtype)
+
+    def __call__(self, encoded: Sequence[Encoded]) -> Feeds:
+        """Return feeds ``[batch, longest]`` that lie in the buffers."""
+        sizes = [len(one["input_ids"]) for one in encoded]
+        shape = len(encoded), max(sizes)
+        feeds = {}
+        for name, source, dtype in self._inputs:
+            feed = self.buffers.take(name, shape, dtype)
+            self._fill(feed, source, encoded, sizes)
+            feeds[name] = feed
+        return feeds
+
+    def _fill(
+        self, feed: np.ndarray, source: str, encoded: Sequence[Encoded], sizes: Sequence[int]
+    ) -> None:
+        filler = self._pad_id if source == "input_ids" else 0
+        for row, (one, size) in enumerate(zip(encoded, sizes, strict=True)):
+            line = feed[row]
+            if source in one:
+                line[:size] = one[source]
+            elif source == "position_ids":
+                line[:] = np.arange(feed.shape[1])
+                continue
+            else:
+                line[:size] = 1 if source == "attention_mask" else 0
+            line[size:] = filler
+
+
+def can_pool(specs: Sequence[InputSpec]) -> bool:
+    """Whether buffers suit a graph: token inputs ``[batch, sequence]`` of free sizes."""
+    return all(
+        _ALIASES.get(spec.name, spec.name) in _KNOWN
+        and len(spec.shape) == 2
+        and not any(isinstance(size, int) for size in spec.shape)
+        for spec in specs
+    )
+
+
+def pools_for(
+    specs: Sequence[InputSpec], pad: Pad, encoded: Sequence[Encoded], tokens: int, pad_id: int = 0
+) -> Callable[[], PooledPad] | None:
+    """Return what makes a lane's buffers, or ``None`` where they would not pad as ``pad`` does.
+
+    Args:
+        specs: Inputs of the graph.
+        pad: What pads without buffers.
+        encoded: Some encoded requests, on which both must agree.
+        tokens: Padded tokens of the largest batch.
+        pad_id: Token id of padded positions.
+    """
+    if not specs or not can_pool(specs):
+        return None
+    trial, group = PooledPad(specs, tokens, pad_id), list(encoded[:4])
+    for _ in range(2):
+        wanted, got = pad(group), trial(group)
+        for name, array in wanted.items():
+            if name in got and not _same(array, got[name]):
+                return None
+        group.reverse()
+    return lambda: PooledPad(specs, tokens, pad_id)
+
+
+def _same(left: np.ndarray, right: np.ndarray) -> bool:
+    return left.dtype == right.dtype and np.array_equal(left, right)
+
+
+class BoundRun:
+    """Runs an ONNX Runtime session with its outputs in a lane's own buffers.
+
+    What it returns lasts until the next call: a decoder must copy. Outputs whose sizes do not
+    follow from the inputs' are left to the runtime.
+    """
+
+    def __init__(self, session: Session) -> None:
+        """Take a session; several lanes may share it."""
+        self._session, self._raw = session, session.raw
+        self._cuda = session.provider == "CUDAExecutionProvider"
+        self.buffers = Buffers(page_locked=self._cuda)
+        self._inputs = {one.name: tuple(one.shape) for one in session.inputs}
+        self._outputs = [(one.name, tuple(one.shape), one.type) for one in self._raw.get_outputs()]
+        self._binding = self._raw.io_binding()
+
+    def __call__(self, feeds: Feeds) -> dict[str, np.ndarray]:
+        """Run once."""
+        binding = self._binding
+        sizes: dict[Any, int] = {}
+        binding.clear_binding_inputs()
+        binding.clear_binding_outputs()
+        for name, dims in self._inputs.items():
+            array = np.ascontiguousarray(feeds[name])
+            binding.bind_cpu_input(name, array)
+            sizes |= {dim: size for dim, size in zip(dims, array.shape, strict=True)}
+        found: dict[str, np.ndarray | None] = {}
+        for name, dims, kind in self._outputs:
+            found[name] = self._bind_output(name, dims, kind, sizes)
+        self._session.run_bound(binding)
+        return {
+            name: binding.get_outputs()[place].numpy() if array is None else array
+            for place, (name, array) in enumerate(found.items())
+        }
+
+    def _bind_output(
+        self, name: str, dims: tuple[Any, ...], kind: str, sizes: dict[Any, int]
+    ) -> np.ndarray | None:
+        dtype = _DTYPES.get(kind)
+        shape = tuple(dim if isinstance(dim, int) else sizes.get(dim) for dim in dims)
+        if dtype is None or None in shape or not shape:
+            self._binding.bind_output(name, "cpu")
+            return None
+        array = self.buffers.take(name, tuple(int(size or 0) for size in shape), np.dtype(dtype))
+        self._binding.bind_output(name, "cpu", 0, dtype, array.shape, array.ctypes.data)
+        return array
+
+
+_DTYPES = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(double)": np.float64,
+    "tensor(int64)": np.int64,
+    "tensor(int32)": np.int32,
+}
