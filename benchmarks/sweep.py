@@ -199,7 +199,7 @@ def race(
     """Run the raced sweep from its beginning, the reference included; return its records."""
     reset_peak()
     started = time.perf_counter()
-    runner = make_sweep(work, ranges)
+    runner = make_sweep(work, ranges, threads=1)  # cells side by side, a thread each
     racer = racer_for(work, runner)
     if racer is None:
         sys.exit("no part of this task can be measured on its own: there is no race")
@@ -218,12 +218,11 @@ def race(
     return list(found.values())
 
 
-def make_sweep(work: Workbench, ranges: Sequence[object]) -> Sweep:
+def make_sweep(work: Workbench, ranges: Sequence[object], threads: int | None = None) -> Sweep:
     """Return the sweep of a run, its reference run."""
-    seen = tuple(ranges)
-    replay = Replay(
-        work.model.ir, work.layers, work.batches("sweep"), work.settings, work.model.output
-    )
+    seen, settings = tuple(ranges), work.settings
+    settings = settings if threads is None else replace(settings, threads=threads)
+    replay = Replay(work.model.ir, work.layers, work.batches("sweep"), settings, work.model.output)
     clips = judging.clips_of(work, seen)  # type: ignore[arg-type]
     return Sweep(replay, work.task("sweep"), work.backend, clips, seen, work.config.run.seed)  # type: ignore[arg-type]
 

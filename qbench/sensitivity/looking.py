@@ -39,14 +39,14 @@ class Feeding:
         output: Name of the output that is scored.
         max_tokens: Most positions of a batch.
         pad_id: Token id of padded positions.
-        padded: Whether items of different lengths may share a batch.
+        padding: Most padded positions of a batch, as a share of its tokens.
     """
 
     specs: Sequence[InputSpec]
     output: str
-    max_tokens: int = 128
+    max_tokens: int = 256
     pad_id: int = 0
-    padded: bool = False
+    padding: float = 0.25
 
 
 class Pools:
@@ -112,7 +112,7 @@ class Pools:
                 feeding.specs,
                 max_tokens=feeding.max_tokens,
                 pad_id=feeding.pad_id,
-                padded=feeding.padded,
+                padding=feeding.padding,
             )
             batches += [replace(b, rows=np.searchsorted(items, b.rows)) for b in own]
             self._ends.append(len(batches))

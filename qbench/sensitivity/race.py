@@ -128,6 +128,7 @@ class Race:
     rules: Rules
     _standing: dict[Cell, _Standing] = field(default_factory=dict)
     _intervals: dict[tuple[Cell, int], Estimate] = field(default_factory=dict)
+    _tables: dict[int, LookTable] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """All cells are open."""
@@ -148,6 +149,7 @@ class Race:
         """Take the divergences [m] of a cell at its next look, earlier looks' samples included."""
         self._standing[cell].seen.append(np.asarray(divergences, dtype=np.float64))
         self._intervals.clear()
+        self._tables.clear()
 
     def finish(self, cell: Cell, estimate: Estimate | None) -> None:
         """Take a cell's estimate on the full pool; ``None`` where it could not be measured."""
@@ -210,13 +212,13 @@ class Race:
     def _interval(self, cell: Cell, look: int) -> Estimate:
         """Return a cell's mean at a look, on the look's own scale, with its interval."""
         if (cell, look) not in self._intervals:
-            cells = [c for c, now in self._standing.items() if len(now.seen) > look]
-            rows = np.array([self._standing[c].seen[look] for c in cells])
-            ends = look_intervals(rows, self.rules.look_level)
-            level, n = self.rules.level, rows.shape[1]
-            for at, c in enumerate(cells):
-                low, mean, high = (float(x) for x in ends[at])
-                self._intervals[c, look] = Estimate(mean, low, high, n, level, "sub_pool")
+            if look not in self._tables:
+                self._tables[look] = LookTable(
+                    {c: s.seen[look] for c, s in self._standing.items() if len(s.seen) > look}
+                )
+            low, mean, high = self._tables[look].interval(cell, self.rules.look_level)
+            n, level = len(self._standing[cell].seen[look]), self.rules.level
+            self._intervals[cell, look] = Estimate(mean, low, high, n, level, "sub_pool")
         return self._intervals[cell, look]
 
     def scale(self, look: int) -> float:
@@ -239,30 +241,39 @@ def _depth(job: Job) -> float:
     return float("inf") if job.look is None else float(job.look)
 
 
-def look_intervals(rows: Floats, level: float) -> Floats:
-    """Return low end, mean and high end of each cell at one look, shape [cells, 3].
+class LookTable:
+    """The divergences of all cells at one look, and each cell's interval beside the others.
 
     With fewer than ``FELLOWS`` other cells there is no profile: it is then the same for all
     samples. A cell that changed no sample may hide what others showed: its upper end is the rule
     of three times the largest divergence of all.
 
     Args:
-        rows: Divergences, the same samples in every cell, shape [cells, m].
-        level: Two-sided coverage.
+        rows: Divergences [m] of each cell, the same samples in every one.
     """
-    means = rows.mean(axis=1)
-    ends = np.stack([means, means, means], axis=1)
-    missed = min(1.0, -np.log(1.0 - level) / rows.shape[1])
-    moved = np.flatnonzero(means > 0)
-    ends[means <= 0, 2] = missed * rows.max(initial=0.0)
-    shares = rows[moved] / means[moved, None]
-    fellows = len(shares) - 1
-    total = shares.sum(axis=0)
-    for at, share in zip(moved, shares, strict=True):
-        profile = (total - share) / fellows if fellows >= FELLOWS else np.ones_like(share)
-        factor = np.exp(_log_half(share, profile, level))
-        ends[at, 0], ends[at, 2] = means[at] / factor, means[at] * factor
-    return ends
+
+    def __init__(self, rows: Mapping[Cell, Floats]) -> None:
+        """Add up the profile; no interval is taken yet."""
+        self._rows = rows
+        means = {cell: float(row.mean()) for cell, row in rows.items()}
+        self._shares = {cell: rows[cell] / mean for cell, mean in means.items() if mean > 0}
+        self._total = sum(self._shares.values(), start=np.zeros(1))
+        self._largest = max((float(row.max()) for row in rows.values()), default=0.0)
+
+    def interval(self, cell: Cell, level: float) -> tuple[float, float, float]:
+        """Return low end, mean and high end of one cell's divergence.
+
+        Args:
+            cell: The cell.
+            level: Two-sided coverage.
+        """
+        row = self._rows[cell]
+        if cell not in self._shares:
+            return 0.0, 0.0, min(1.0, -float(np.log(1.0 - level)) / len(row)) * self._largest
+        share, fellows, mean = self._shares[cell], len(self._shares) - 1, float(row.mean())
+        profile = (self._total - share) / fellows if fellows >= FELLOWS else np.ones_like(share)
+        factor = float(np.exp(_log_half(share, profile, level)))
+        return mean / factor, mean, mean * factor
 
 
 def _log_half(values: Floats, profile: Floats, level: float) -> float:

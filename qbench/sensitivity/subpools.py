@@ -27,6 +27,8 @@ from qbench.tasks.similarity import Similarity
 _DISTRACTORS = 0.25
 #: Items longer than this share of all stay out of the pools: they are most of the price.
 _LONGEST = 0.8
+#: Inputs that say which positions are padded.
+_MASKS = ("attention_mask", "input_mask")
 #: Size of the random moves of the reference's outputs, beside their own length.
 _MOVES = (0.01, 0.03, 0.1)
 
@@ -118,9 +120,12 @@ def look_batches(
     *,
     max_tokens: int,
     pad_id: int = 0,
-    padded: bool = False,
+    padding: float = 0.0,
 ) -> tuple[Batch, ...]:
     """Return frozen batches of what a look adds; their rows are items of the task.
+
+    A look is small: a batch for each length would be many, and a batch has its price whatever it
+    holds. So items of neighbouring lengths share one where the graph takes a mask.
 
     Args:
         task: The task.
@@ -128,18 +133,34 @@ def look_batches(
         specs: Inputs of the graph.
         max_tokens: Most positions of a batch.
         pad_id: Token id of padded positions.
-        padded: Whether items of different lengths may share a batch.
+        padding: Most padded positions of a batch, as a share of its tokens.
     """
-    if not len(look.added):
-        return ()
-    own = make_batches(
-        [task.encoded[item] for item in look.added],
-        specs,
-        max_tokens=max_tokens,
-        equal_length=not padded,
-        pad_id=pad_id,
-    )
-    return tuple(replace(batch, rows=look.added[batch.rows]) for batch in own)
+    masked = any(spec.name in _MASKS for spec in specs)
+    lengths = _lengths(task)[look.added]
+    batches: list[Batch] = []
+    for group in _neighbours(lengths, padding if masked else 0.0):
+        own = make_batches(
+            [task.encoded[item] for item in look.added[group]],
+            specs,
+            max_tokens=max_tokens,
+            equal_length=len(set(lengths[group])) == 1,
+            pad_id=pad_id,
+        )
+        batches += [replace(batch, rows=look.added[group][batch.rows]) for batch in own]
+    return tuple(batches)
+
+
+def _neighbours(lengths: Array, padding: float) -> list[Array]:
+    """Return groups of rows, shortest first, that pad at most such a share of their tokens."""
+    groups: list[list[int]] = []
+    for row in np.argsort(lengths, kind="stable"):
+        members = [*groups[-1], int(row)] if groups else [int(row)]
+        own = lengths[members]
+        if groups and len(members) * own.max() <= (1.0 + padding) * own.sum():
+            groups[-1] = members
+        else:
+            groups.append([int(row)])
+    return [np.array(group, np.int64) for group in groups]
 
 
 def look_divergence(task: Task, look: Look, reference: Array, outputs: Array) -> Array:

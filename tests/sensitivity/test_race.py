@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qbench.records import Estimate
-from qbench.sensitivity.race import FELLOWS, Fate, Job, Race, Rules, look_intervals, weigh
+from qbench.sensitivity.race import FELLOWS, Fate, Job, LookTable, Race, Rules, weigh
 
 CHEAP, DEAR = ("a", "int8"), ("b", "int8")
 FULL = Estimate(0.5, 0.4, 0.6, 230)
@@ -66,6 +66,11 @@ def test_borderline_cells_are_looked_at_again_and_at_last_in_full() -> None:
     assert race.due() == ()
     assert race.fate(CHEAP) is Fate.FULL
     assert race.estimate(CHEAP) is FULL
+
+
+def look_intervals(rows: np.ndarray, level: float) -> np.ndarray:
+    table = LookTable({(str(at), ""): row for at, row in enumerate(rows)})
+    return np.array([table.interval((str(at), ""), level) for at in range(len(rows))])
 
 
 def test_most_at_stake_comes_first() -> None:
