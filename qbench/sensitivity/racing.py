@@ -118,7 +118,7 @@ class Racer:
     def _rounds(self, race: Race, stored: Mapping[Cell, SweepRecord]) -> Iterator[SweepRecord]:
         while jobs := race.due():
             if jobs[0].look is None:
-                jobs = jobs[:1]  # each full measurement may settle others
+                jobs = jobs[: self._pace.workers]  # each full measurement may settle others
             yield from self._do(race, jobs, stored)
             if self._over() or not self._moved(race, jobs):
                 return
