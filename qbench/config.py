@@ -158,7 +158,7 @@ class SweepConfig(_Section):
     max_tokens: Count = 512
     max_memory: str | None = None
     activation_budget: str | None = None
-    race: bool = False
+    race: bool = True
     budget: str | None = None
     remedies: Annotated[int, Field(ge=0)] = 3
     executor: Literal["local", "ray"] | None = None

@@ -50,6 +50,7 @@ def configured(place: Path, **overrides: object) -> Config:
                 "prepared": str(place / "calib_data"),
             },
             "task": {"kind": "retrieval"},
+            "sweep": {"race": False},
             "plan": {"max_drop": "30 %", "levels": 3, "objective": "bytes"},
             "bench": {"clients": 4, "rounds": 2, "seconds": 0.2},
             "run": {"results": str(place / "results"), "id": "whole", "threads": 1},
