@@ -15,6 +15,7 @@ from qbench.progress import Listener
 from qbench.raced import describe_effort, racer_for
 from qbench.records import SweepRecord, to_dict
 from qbench.runtime.ort import open_session
+from qbench.sensitivity.activations import Limits
 from qbench.sensitivity.preflight import (
     Forecast,
     Preflight,
@@ -57,6 +58,17 @@ class ReadySweep:
         return tuple(cell for cell in self.cells if cell not in self.known)
 
 
+def limits_of(work: Workbench) -> Limits:
+    """Return what the replay of a run's sweep may take of memory and disk."""
+    sweep = work.config.sweep
+    return Limits(
+        budget_bytes=sweep.activation_bytes,
+        memory_limit=sweep.memory_limit,
+        folder=work.run.path,
+        cells=work.settings.threads,
+    )
+
+
 @contextmanager
 def ready_sweep(work: Workbench, listener: Listener) -> Iterator[ReadySweep]:
     """Open the journal, run the reference, try every pending cell once, and forecast the rest.
@@ -75,7 +87,7 @@ def ready_sweep(work: Workbench, listener: Listener) -> Iterator[ReadySweep]:
     cells = tuple((x.name, name) for x in work.chosen for name in work.config.sweep.formats)
     listener.stage("sweep: running the reference")
     one = replace(work.settings, threads=1)  # cells are measured side by side, a thread each
-    replay = Replay(work.model.ir, work.layers, batches, one, work.model.output)
+    replay = Replay(work.model.ir, work.layers, batches, one, work.model.output, limits_of(work))
     clips, seed = judging.clips_of(work, ranges), work.config.run.seed
     family = len(cells) * len(task.metrics)
     runner = Sweep(replay, task, work.backend, clips, ranges, seed, family)
@@ -177,6 +189,7 @@ def _fly(
 ) -> Preflight:
     flight = Preflight()
     replay = runner.bench.replay
+    replay.make_room()
     with open_session(work.model.path, replay.settings) as session:
         feeds = replay.batches[0].feeds
         whole = session.run(feeds, [work.model.output])[work.model.output]

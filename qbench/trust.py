@@ -106,6 +106,7 @@ def _floors(work: Workbench, bench: Bench) -> tuple[NoiseFloor, ...]:
         task, bench.replay.batches, others, work.settings, work.model.output, bench.seed
     )
     reference = bench.reference.outputs
+    bench.replay.make_room()
     found = reference_floors(ground, work.model.ir, reference)
     low = lowerable(bench, work.chosen, _DYNAMIC) if _DYNAMIC in bench.backend.formats else ()
     if low and _DYNAMIC in work.config.sweep.formats:
@@ -133,6 +134,7 @@ def _calibration_spread(
     if not cells:
         return ()
     began = time.perf_counter()
+    bench.replay.make_room()
     draws = _clip_draws(work, [layer for layer, _ in cells])
     if not draws:
         remarks.append(

@@ -14,6 +14,7 @@ import onnx_ir.passes.common as common_passes
 
 from qbench.backends import Backend, applicability, backend_named
 from qbench.errors import PlanError, unknown_name
+from qbench.graph.content import release_weights
 from qbench.graph.model import Model, save_graph
 from qbench.graph.shapes import infer_shapes
 from qbench.lowering import lowering_for, unusable_clips
@@ -65,6 +66,7 @@ def _lower(
         why = "; ".join(f"{tensor!r} {words}" for tensor, words in unusable.items())
         raise PlanError(f"layer {entry.name!r} cannot be {entry.format}: {why}")
     lowering.apply(graph, layer, entry.clips)
+    release_weights(graph)
     wrong = lowering.ensures(graph, layer)
     if wrong:
         raise PlanError(f"layer {entry.name!r} did not become {entry.format}: {wrong}")
@@ -102,7 +104,7 @@ def _free(stem: str, taken: set[str]) -> str:
 def write_engine(
     model: Model, layers: Layers, plan: Plan, plan_sha256: str, folder: Path
 ) -> tuple[Path, ir.Model]:
-    """Build the plan's engine into ``folder`` and return its file and its graph.
+    """Build the plan's engine into ``folder`` and return its file and its graph, as stored.
 
     Raises:
         PlanError: If a layer cannot take its format.
@@ -116,7 +118,7 @@ def write_engine(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ENGINE_FILE
     save_graph(graph, path)
-    return path, graph
+    return path, ir.load(path)  # its weights are mapped: what was lowered need not stay in memory
 
 
 def _forget(graph: ir.Model) -> None:
@@ -133,12 +135,19 @@ def _forget(graph: ir.Model) -> None:
             thing.metadata_props[LAYER_KEY] = layer
 
 
+def _files_of(path: Path) -> list[Path]:
+    return [file for file in (path, path.with_name(f"{path.name}.data")) if file.is_file()]
+
+
+def file_bytes(path: Path) -> int:
+    """Return the bytes of an ONNX file together with its external data."""
+    return sum(file.stat().st_size for file in _files_of(path))
+
+
 def file_facts(path: Path) -> tuple[int, str]:
     """Return the bytes and the sha256 of an ONNX file together with its external data."""
     digest, size = hashlib.sha256(), 0
-    for file in (path, path.with_name(f"{path.name}.data")):
-        if not file.is_file():
-            continue
+    for file in _files_of(path):
         size += file.stat().st_size
         with file.open("rb") as stream:
             while chunk := stream.read(1 << 22):

@@ -7,6 +7,7 @@ touched once stay resident until the system wants them back.
 from __future__ import annotations
 
 import hashlib
+import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -187,3 +188,16 @@ def _share(graph: ir.Graph, values: list[ir.Value]) -> int:
             graph.initializers.pop(str(value.name))
             gone += 1
     return gone
+
+
+def release_weights(model: ir.Model) -> None:
+    """Take the pages of all mapped weights that were read out of this process.
+
+    A page of a memory map stays resident once it was touched: what looks at every weight of a
+    model would hold all of it. Arrays over the maps stay valid; they are read from the file again.
+    """
+    advice = getattr(mmap, "MADV_DONTNEED", None)
+    tensors = [value.const_value for value in model.graph.initializers.values()]
+    for tensor in tensors:
+        if advice is not None and isinstance(tensor, ir.ExternalTensor) and tensor.raw is not None:
+            tensor.raw.madvise(advice)

@@ -7,7 +7,7 @@ at one cut only, so cuts go where few bytes are live.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -96,15 +96,23 @@ def live_sets(model: ir.Model) -> list[frozenset[str]]:
 
 
 def read_names(node: ir.Node) -> list[str]:
-    """Return the tensors that a node reads, those of its subgraphs included."""
+    """Return the tensors that a node reads, those that its subgraphs read from outside included."""
     names = [v.name for v in node.inputs if v is not None and v.name]
-    for attribute in node.attributes.values():
-        if isinstance(attribute.value, ir.Graph):
-            inner = {v.name for n in attribute.value.all_nodes() for v in n.outputs}
-            for sub in attribute.value.all_nodes():
-                names += [n for n in read_names(sub) if n not in inner]
-            names += [v.name for v in attribute.value.outputs if v.name and v.name not in inner]
+    for graph in _subgraphs(node):
+        own = {str(v.name) for v in (*graph.inputs, *graph.initializers.values())}
+        own |= {str(v.name) for inner in graph for v in inner.outputs}
+        read = [name for inner in graph for name in read_names(inner)]
+        read += [v.name for v in graph.outputs if v.name]
+        names += [name for name in read if name not in own]
     return names
+
+
+def _subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield attribute.as_graph()
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            yield from attribute.as_graphs()
 
 
 def inside_layers(model: ir.Model, layers: Layers) -> frozenset[int]:
@@ -113,8 +121,8 @@ def inside_layers(model: ir.Model, layers: Layers) -> frozenset[int]:
     inner: set[int] = set()
     for layer in layers.layers:
         for use in layer.occurrences:
-            own = [position[name] for name in use.nodes]
-            own += [position[edge.node] for edge in use.edges]
+            names = [*use.nodes, *(edge.node for edge in use.edges)]
+            own = [position[name] for name in names if name in position]
             inner.update(range(min(own) + 1, max(own) + 1) if own else ())
     return frozenset(inner)
 
@@ -172,8 +180,21 @@ def _has_twin_after(index: int, live_bytes: Sequence[float], minima: Collection[
     return index + 1 in minima and live_bytes[index + 1] <= live_bytes[index]
 
 
+def unknown_borders(live: Sequence[Collection[str]], known: Collection[str]) -> frozenset[int]:
+    """Return the positions where something is live that is no plain tensor: no cut may be there.
+
+    Args:
+        live: Live tensors before each node and after the last.
+        known: Tensors whose element type and rank are known from a run.
+    """
+    return frozenset(i for i, names in enumerate(live) if any(n not in known for n in names))
+
+
 def make_segments(model: ir.Model, cuts: Sequence[int]) -> tuple[Segment, ...]:
-    """Split the graph's nodes at ``cuts`` into segments with their border tensors."""
+    """Split the graph's nodes at ``cuts`` into segments with their border tensors.
+
+    Nodes between two cuts that give nothing to anything after them make no segment.
+    """
     nodes = list(model.graph)
     borders = [0, *cuts, len(nodes)]
     initializers = set(model.graph.initializers)
@@ -181,18 +202,15 @@ def make_segments(model: ir.Model, cuts: Sequence[int]) -> tuple[Segment, ...]:
     last_read = {name: i for i, node in enumerate(nodes) for name in read_names(node)}
     last_read |= dict.fromkeys(graph_outputs, len(nodes))
     segments: list[Segment] = []
-    for index, (start, stop) in enumerate(zip(borders, borders[1:], strict=False)):
+    for start, stop in zip(borders, borders[1:], strict=False):
         own = nodes[start:stop]
         made = dict.fromkeys(str(v.name) for n in own for v in n.outputs if v.name)
         reads = dict.fromkeys(name for n in own for name in read_names(n))
-        segments.append(
-            Segment(
-                index,
-                tuple(str(n.name) for n in own),
-                tuple(r for r in reads if r not in made and r not in initializers),
-                tuple(name for name in made if last_read.get(name, -1) >= stop),
-            )
-        )
+        inputs = tuple(r for r in reads if r not in made and r not in initializers)
+        outputs = tuple(name for name in made if last_read.get(name, -1) >= stop)
+        if outputs:
+            names = tuple(str(n.name) for n in own)
+            segments.append(Segment(len(segments), names, inputs, outputs))
     return tuple(segments)
 
 

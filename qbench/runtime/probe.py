@@ -10,13 +10,21 @@ import onnx_ir as ir
 from qbench.graph.segments import TensorFact
 from qbench.runtime.ort import SessionSettings, open_session
 
+#: Element types that NumPy lacks: a runtime cannot hand such tensors out.
+_FOREIGN = frozenset(
+    dtype
+    for dtype in ir.DataType
+    if dtype.name == "BFLOAT16" or dtype.name.startswith(("FLOAT8", "FLOAT4", "INT4", "UINT4"))
+)
+
 
 def probe_tensors(
     model: ir.Model, feeds: Mapping[str, np.ndarray], settings: SessionSettings
 ) -> dict[str, TensorFact]:
     """Run a graph once with every tensor as an output and return what each one is.
 
-    Graph optimisation is off, so that each node of the graph as written really runs.
+    Graph optimisation is off, so that each node of the graph as written really runs. Of what is no
+    plain tensor (a sequence, an element type that NumPy lacks) nothing is returned.
 
     Args:
         model: The graph; it is not changed.
@@ -27,9 +35,10 @@ def probe_tensors(
     present = {v.name for v in tapped.graph.outputs}
     for node in tapped.graph:
         for value in node.outputs:
-            if value.name and value.name not in present:
+            if value.name and value.name not in present and value.dtype not in _FOREIGN:
                 tapped.graph.outputs.append(value)
-    plain = SessionSettings(settings.backend, settings.threads, settings.entries, None, False)
+    entries = {**settings.entries, "session.disable_prepacking": "1"}  # weights stay in their file
+    plain = SessionSettings(settings.backend, settings.threads, entries, None, False)
     with open_session(tapped, plain) as session:
         values = session.run(feeds)
     facts = {

@@ -63,7 +63,7 @@ class Pools:
         self, bench: Bench, layers: Layers, feeding: Feeding, sizes: Sequence[int] = SIZES
     ) -> None:
         """Make the looks' batches, open their replay and run its reference."""
-        self.bench = bench
+        self.bench, self.sizes = bench, tuple(sizes)
         self.looks: tuple[Look, ...] = make_looks(bench.task, sizes, bench.seed)
         self._replay: Replay | None = None
         self._held: dict[tuple[str, str], tuple[int, Array]] = {}
@@ -116,8 +116,7 @@ class Pools:
             )
             batches += [replace(b, rows=np.searchsorted(items, b.rows)) for b in own]
             self._ends.append(len(batches))
-        settings = replace(whole.settings, threads=1)
-        self._replay = Replay(whole.model, layers, batches, settings, feeding.output)
+        self._replay = whole.beside(batches, feeding.output, threads=1)
         self._reference = self._replay.run_reference()
         self._tapped = self._ends[0] // 2
         self._taps = self._reference_taps(layers)
@@ -125,6 +124,7 @@ class Pools:
     def _reference_taps(self, layers: Layers) -> dict[str, Array]:
         """Return the reference's value of every layer's output on one batch, from one run."""
         names = [use.output for layer in layers.layers for use in layer.occurrences]
+        self.replay.make_room()
         tapped = with_taps(self.replay.model, names)
         with open_session(tapped.model, self.replay.settings) as session:
             given = session.run(self.replay.batches[self._tapped].feeds)

@@ -15,6 +15,7 @@ import numpy as np
 from qbench.errors import InputError, MeasurementError
 from qbench.lowering import lowering_for
 from qbench.records import Estimate, Layer, Status, SweepRecord
+from qbench.runtime.memory import resident_bytes
 from qbench.sensitivity.cells import Bench, base_record, refuse
 from qbench.sensitivity.replay import Replay
 
@@ -34,14 +35,17 @@ class Forecast:
     Attributes:
         cells: Cells that will be measured.
         wall_s: Seconds, with an interval from the spread of what was timed.
-        memory_bytes: Resident bytes at the peak.
+        memory_bytes: Resident bytes at the peak, activations in memory included.
         disk_bytes: Bytes that the journal and the engines to come will take.
+        activation_bytes: Bytes of the reference's activations: in memory, and on the disk, where
+            they lie already.
     """
 
     cells: int
     wall_s: Estimate
     memory_bytes: int
     disk_bytes: int
+    activation_bytes: tuple[int, int] = (0, 0)
 
 
 @dataclass(slots=True)
@@ -180,16 +184,10 @@ def forecast(
     return Forecast(
         cells=len(todo),
         wall_s=Estimate(value, low, high, len(suffix), method="timed"),
-        memory_bytes=resident_bytes() + bench.replay.largest_segment_bytes(),
+        memory_bytes=resident_bytes() + bench.replay.reserved_bytes(),
         disk_bytes=len(todo) * metrics * bench.task.n * _BYTES_A_SAMPLE,
+        activation_bytes=bench.replay.activation_bytes,
     )
-
-
-def resident_bytes() -> int:
-    """Return the resident bytes of this process."""
-    import psutil
-
-    return int(psutil.Process().memory_info().rss)
 
 
 def check_limits(expected: Forecast, max_memory: int | None, free_disk: int) -> None:
@@ -199,10 +197,12 @@ def check_limits(expected: Forecast, max_memory: int | None, free_disk: int) -> 
         InputError: If the forecast passes the memory allowed, or the disk that is free.
     """
     if max_memory is not None and expected.memory_bytes > max_memory:
+        memory, disk = (size / 1e9 for size in expected.activation_bytes)
         raise InputError(
             f"the sweep is forecast to take {expected.memory_bytes / 1e9:.2f} GB, and --max-memory "
-            f"allows {max_memory / 1e9:.2f}; allow more, use fewer sweep samples, or smaller "
-            "batches (sweep.max_tokens)"
+            f"allows {max_memory / 1e9:.2f}; of the activations {memory:.2f} GB are in memory and "
+            f"{disk:.2f} on the disk already; allow more, use fewer threads (each measures a cell) "
+            "or smaller batches (sweep.max_tokens)"
         )
     if expected.disk_bytes > free_disk:
         raise InputError(

@@ -8,28 +8,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_ir as ir
 
-from qbench.graph.segments import (
-    BORDER_KEY,
-    Segment,
-    choose_cuts,
-    inside_layers,
-    live_sets,
-    make_segments,
-    node_costs,
-    read_names,
-    segment_model,
-)
-from qbench.graph.shapes import infer_shapes
+from qbench.graph.content import release_weights
+from qbench.graph.segments import BORDER_KEY, Segment
 from qbench.lowering import Change
 from qbench.records import Layer, Layers
+from qbench.runtime.memory import return_free_memory
 from qbench.runtime.ort import Session, SessionSettings, open_session
-from qbench.runtime.probe import annotate, probe_tensors
+from qbench.sensitivity.activations import Activations, Limits
+from qbench.sensitivity.chain import Chain
 from qbench.tasks.base import Array
 from qbench.tasks.batches import Batch, gather_outputs
 
@@ -53,7 +45,7 @@ class ChangedSegments:
     @property
     def first(self) -> int:
         """Index of the first changed segment."""
-        return min(self.sessions)
+        return min(self.sessions, default=0)
 
     def close(self) -> None:
         """Free the sessions."""
@@ -78,7 +70,7 @@ class Replay:
         batches: Frozen batches of the sweep split.
         settings: Session settings, those of the engine.
         output: Name of the output that is scored.
-        max_segments: Most segments to cut the graph into.
+        limits: What it may take of segments, memory and disk.
     """
 
     def __init__(
@@ -88,50 +80,123 @@ class Replay:
         batches: Sequence[Batch],
         settings: SessionSettings,
         output: str,
-        max_segments: int = 32,
+        limits: Limits | None = None,
     ) -> None:
-        """Cut the graph and open the reference sessions; nothing is run but one probe."""
-        self.model, self.batches = model.clone(), tuple(batches)
-        self.settings, self._output = settings, output
-        smallest = min(self.batches, key=lambda batch: batch.padded_tokens)
-        model = self.model
-        infer_shapes(model)
-        facts = probe_tensors(model, smallest.feeds, settings)
-        annotate(model, facts)
-        live = live_sets(model)
-        live_bytes = [sum(facts[n].nbytes for n in names if n in facts) for names in live]
-        inner = inside_layers(model, layers)
-        self.cuts = choose_cuts(node_costs(model, facts), live_bytes, inner, max_segments)
-        self.segments: tuple[Segment, ...] = make_segments(model, self.cuts)
-        self._home = {name: s.index for s in self.segments for name in s.nodes}
-        self._last, self._carried = _what_matters(self.segments, output)
-        self._sessions = [open_session(segment_model(model, s), settings) for s in self.segments]
-        self._kept: list[dict[str, Array]] = []
+        """Cut the graph; nothing is run but one probe."""
+        smallest = min(batches, key=lambda batch: batch.padded_tokens)
+        limits = limits or Limits()
+        chain = Chain(model, layers, smallest.feeds, settings, limits.max_segments)
+        self._set_up(chain, batches, output, limits)
+        self._owns_chain = True
+
+    def _set_up(self, chain: Chain, batches: Sequence[Batch], output: str, limits: Limits) -> None:
+        self.chain, self.batches, self._output, self.limits = chain, tuple(batches), output, limits
+        self._last, self._carried = _what_matters(chain.segments, output)
+        self._kept = Activations(0)
         self._reference: list[Array] = []
         self._segment_seconds: list[Array] = []
         self._taps = _Taps()
 
+    def beside(self, batches: Sequence[Batch], output: str, threads: int) -> Replay:
+        """Return a replay of other batches over the same cuts.
+
+        It shares the sessions where the number of threads is the same; close it first.
+        """
+        other = Replay.__new__(Replay)
+        chain = self.chain.with_settings(replace(self.settings, threads=threads))
+        other._set_up(chain, batches, output, self.limits)
+        other._owns_chain = chain is not self.chain
+        return other
+
+    @property
+    def model(self) -> ir.Model:
+        """The whole graph, with the shapes that a run told."""
+        return self.chain.model
+
+    @property
+    def settings(self) -> SessionSettings:
+        """Session settings of every segment."""
+        return self.chain.settings
+
+    @property
+    def cuts(self) -> list[int]:
+        """Positions of the cuts."""
+        return self.chain.cuts
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The segments, in order."""
+        return self.chain.segments
+
     def segments_of(self, layer: Layer) -> tuple[int, ...]:
         """Return the indices of the segments that hold nodes or edges of a layer, ascending."""
-        names = [*layer.nodes, *(edge.node for edge in layer.edges)]
-        return tuple(sorted({self._home[name] for name in names if name in self._home}))
+        return self.chain.segments_of(layer)
 
     def run_reference(self) -> Array:
-        """Run the reference over all batches, keep what crosses the cuts, return its outputs."""
-        self._kept, self._reference, timed = [], [], []
-        crossing = {name for s in self.segments for name in s.inputs} | {self._output}
-        for batch in self.batches:
-            values: dict[str, Array] = dict(batch.feeds)
-            ticks = [time.perf_counter()]
-            for session in self._sessions:
-                values.update(session.run(values))
-                ticks.append(time.perf_counter())
-            timed.append(np.diff(ticks))
-            self._reference.append(values[self._output])
-            own = {n: v for n, v in values.items() if n in crossing and n not in batch.feeds}
-            self._kept.append(own)
+        """Run the reference over all batches, keep what crosses the cuts, return its outputs.
+
+        Raises:
+            InputError: If activations go to the disk and it is full.
+        """
+        sessions = [self.chain.session(s.index) for s in self.segments]
+        self._kept.close()
+        reserved = self.reserved_bytes()
+        self._kept = Activations(self.limits.budget(reserved), self.limits.folder)
+        self._reference, timed = [], []
+        crossing = {name for s in self.segments for name in s.inputs}
+        try:
+            for batch in self.batches:
+                values: dict[str, Array] = dict(batch.feeds)
+                ticks = [time.perf_counter()]
+                for session in sessions:
+                    values.update(session.run(values))
+                    ticks.append(time.perf_counter())
+                timed.append(np.diff(ticks))
+                self._reference.append(self._scored(values))
+                own = {n: v for n, v in values.items() if n in crossing and n not in batch.feeds}
+                self._kept.append({n: v for n, v in own.items() if n != self._output})
+            self._fit(reserved)
+        except BaseException:
+            self._kept.close()
+            raise
         self._segment_seconds.append(np.sum(timed, axis=0))
         return gather_outputs(self.batches, self._reference)
+
+    def take_reference(self, kept: Activations, outputs: Sequence[Array]) -> None:
+        """Take a reference that ran elsewhere: what it kept, and its scored outputs, by batch."""
+        self._kept.close()
+        self._kept, self._reference = kept, list(outputs)
+
+    def _scored(self, values: Mapping[str, Array]) -> Array:
+        """Return the scored output; one that no node gives is a constant of the graph."""
+        if self._output in values:
+            return values[self._output]
+        constant = self.model.graph.initializers[self._output].const_value
+        assert constant is not None
+        return np.asarray(constant.numpy())
+
+    def _fit(self, reserved: int) -> None:
+        """Move activations to the disk until cells fit beside what the reference's run left."""
+        if self.limits.excess(reserved):
+            release_weights(self.model)
+            return_free_memory()
+        excess = self.limits.excess(reserved)
+        if excess:
+            self._kept.spill(excess)
+            return_free_memory()
+
+    @property
+    def activation_bytes(self) -> tuple[int, int]:
+        """Bytes of the activations that are kept: in memory, and on the disk."""
+        return self._kept.memory_bytes, self._kept.disk_bytes
+
+    def reserved_bytes(self) -> int:
+        """Return the bytes that the cells in work take beside the reference.
+
+        Each loads its own segment, and its lowering makes copies of one weight.
+        """
+        own = self.chain.largest_segment_bytes() + 2 * self.chain.largest_weight_bytes()
+        return self.limits.cells * own
 
     def reference_output(self, batch: int) -> Array:
         """Return the scored output of the chained reference for one batch."""
@@ -151,17 +216,6 @@ class Replay:
         halves = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
         return any(v.dtype in halves for node in self.model.graph for v in node.outputs)
 
-    def largest_segment_bytes(self) -> int:
-        """Return the bytes of weights in the heaviest segment: a changed one is loaded beside."""
-        sizes = [0]
-        initializers = self.model.graph.initializers
-        reads = {str(node.name): read_names(node) for node in self.model.graph}
-        for segment in self.segments:
-            names = {name for node in segment.nodes for name in reads[node]}
-            weights = [initializers[name].const_value for name in names if name in initializers]
-            sizes.append(sum(weight.nbytes for weight in weights if weight is not None))
-        return max(sizes)
-
     def change(self, layer: Layer, lower: Lower, taps: bool = False) -> ChangedSegments:
         """Lower a layer in each segment that holds it and open the changed sessions.
 
@@ -174,15 +228,20 @@ class Replay:
             MeasurementError: If the runtime refuses the changed graph.
         """
         changed, stored, remark, lowered = ChangedSegments(), 0, "", False
-        for index in self.segments_of(layer):
-            part = self.part(index)
-            if taps:
-                tap_outputs(part, layer)
-            change = lower(part, layer)
-            lowered = lowered or change.changed
-            stored, remark = max(stored, change.weight_bytes), change.remark or remark
-            changed.models[index] = part
-            changed.sessions[index] = open_session(part, self.settings)
+        try:
+            for index in self.segments_of(layer):
+                part = self.part(index)
+                if taps:
+                    tap_outputs(part, layer)
+                change = lower(part, layer)
+                lowered = lowered or change.changed
+                stored, remark = max(stored, change.weight_bytes), change.remark or remark
+                changed.models[index] = part
+                changed.sessions[index] = open_session(part, self.settings)
+                release_weights(part)
+        except BaseException:
+            changed.close()
+            raise
         changed.change = Change(lowered, stored, remark)
         return changed
 
@@ -196,10 +255,12 @@ class Replay:
         return self._replay(changed, batch)
 
     def _replay(self, changed: ChangedSegments, index: int) -> Array:
-        kept, values = self._kept[index], self.start_values(index)
-        made: set[str] = set()
+        if not changed.sessions:
+            return self._reference[index]
+        values = self.start_values(index)
+        kept, made = dict(values), set[str]()
         for segment in self.segments[changed.first : self._last + 1]:
-            session = changed.sessions.get(segment.index, self._sessions[segment.index])
+            session = changed.sessions.get(segment.index) or self.chain.session(segment.index)
             values.update(session.run(values, segment.outputs))
             made.update(segment.outputs)
             carried = self._carried[segment.index]
@@ -207,15 +268,16 @@ class Replay:
                 np.array_equal(values[name], kept[name]) for name in carried if name in made
             ):
                 return self._reference[index]  # all that goes on from here is the reference's
-        return values.get(self._output, self._reference[index])
+        return values[self._output]
 
     def part(self, index: int) -> ir.Model:
         """Return a copy of one segment of the reference; its weights are shared."""
-        return segment_model(self.model, self.segments[index])
+        return self.chain.part(index)
 
     def start_values(self, batch: int) -> dict[str, Array]:
         """Return the feeds of one batch and all that the reference keeps of it."""
-        return {**self.batches[batch].feeds, **self._kept[batch]}
+        own = {self._output: self._reference[batch]}
+        return {**self.batches[batch].feeds, **self._kept.batch(batch), **own}
 
     def run_segment(
         self,
@@ -225,7 +287,7 @@ class Replay:
         outputs: Sequence[str] | None = None,
     ) -> dict[str, Array]:
         """Run one segment on the kept activations of one batch; the reference's by default."""
-        return (session or self._sessions[index]).run(self.start_values(batch), outputs)
+        return (session or self.chain.session(index)).run(self.start_values(batch), outputs)
 
     def reference_taps(
         self, index: int, layer: Layer, batches: Sequence[int]
@@ -247,11 +309,16 @@ class Replay:
                 ]
         return taps.kept[index]
 
+    def make_room(self) -> None:
+        """Close the sessions of a large model, for work on the whole graph; they open again."""
+        self.chain.make_room()
+
     def close(self) -> None:
-        """Free every session and the kept activations."""
-        for session in self._sessions:
-            session.close()
-        self._kept, self._reference, self._taps = [], [], _Taps()
+        """Free every session of its own and the kept activations, the file of those too."""
+        if self._owns_chain:
+            self.chain.close()
+        self._kept.close()
+        self._reference, self._taps = [], _Taps()
 
 
 def _what_matters(

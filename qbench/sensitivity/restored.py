@@ -12,9 +12,11 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from qbench.graph.content import release_weights
 from qbench.lowering import lowering_for
 from qbench.records import Estimate, Layer, RestoredRecord
 from qbench.runtime.ort import Session, open_session
+from qbench.sensitivity.activations import Activations
 from qbench.sensitivity.cells import Bench, refuse
 from qbench.statistics import difference_interval, mean_interval
 from qbench.tasks.base import Array
@@ -57,8 +59,10 @@ class Restoring:
         self._last = next(
             (s.index for s in replay.segments if output in s.outputs), len(replay.segments) - 1
         )
+        replay.make_room()  # the reference's sessions are not needed here
         self._sessions = [self._open(segment.index) for segment in replay.segments]
-        self._kept: list[dict[str, Array]] = []
+        limits = replay.limits
+        self._kept = Activations(limits.budget(replay.reserved_bytes()), limits.folder)
         self.outputs = self._run_all()
         self._divergence = bench.task.divergence(bench.reference.outputs, self.outputs)
 
@@ -71,6 +75,7 @@ class Restoring:
         replay = self._bench.replay
         own = [x for x in self.layers if index in self._homes[x.name] and x.name != without]
         part = lower_layers(replay.part(index), self._bench, own, self._format)
+        release_weights(part)
         return open_session(part, replay.settings)
 
     def _run_all(self) -> Array:
@@ -92,8 +97,8 @@ class Restoring:
         restored = {index: self._open(index, without=layer.name) for index in homes}
         outputs = []
         try:
-            for batch, kept in zip(replay.batches, self._kept, strict=True):
-                values: dict[str, Array] = {**batch.feeds, **kept}
+            for place, batch in enumerate(replay.batches):
+                values: dict[str, Array] = {**batch.feeds, **self._kept.batch(place)}
                 for index in range(min(homes), self._last + 1):
                     values.update(restored.get(index, self._sessions[index]).run(values))
                 outputs.append(values[self._output])
@@ -133,4 +138,4 @@ class Restoring:
         """Free the sessions and the kept activations; the bench stays open."""
         for session in self._sessions:
             session.close()
-        self._kept = []
+        self._kept.close()

@@ -12,6 +12,7 @@ __all__ = [
     "Sketch",
     "anonymise",
     "decompose",
+    "encoder_on",
     "tiny_convnet",
     "tiny_decoder",
     "tiny_encoder",
@@ -42,13 +43,27 @@ def tiny_encoder(
         vocabulary: Rows of the word table.
         pooled: Whether to pool and normalise.
     """
-    s = Sketch(seed)
+    return encoder_on(Sketch(seed), layers, (hidden, heads), vocabulary, pooled)
+
+
+def encoder_on(
+    s: Sketch, layers: int, widths: tuple[int, int], vocabulary: int, pooled: bool = True
+) -> ir.Model:
+    """Return ``tiny_encoder`` on a sketch of one's own, of any size.
+
+    Args:
+        s: An empty sketch, which makes the weights.
+        layers: Encoder blocks.
+        widths: Width of the hidden states, and attention heads.
+        vocabulary: Rows of the word table.
+        pooled: Whether to pool and normalise.
+    """
     ids = s.input("input_ids", ir.DataType.INT64, ("batch", "sequence"))
     mask = s.input("attention_mask", ir.DataType.INT64, ("batch", "sequence"))
-    x = _embed(s, ids, vocabulary, hidden)
+    x = _embed(s, ids, vocabulary, widths[0])
     bias = _mask_bias(s, mask)
     for index in range(layers):
-        x = _encoder_block(s, x, bias, f"encoder.layer.{index}", (hidden, heads))
+        x = _encoder_block(s, x, bias, f"encoder.layer.{index}", widths)
     if not pooled:
         return s.model(hidden_states=x)
     return s.model(embedding=_pool(s, x, mask))

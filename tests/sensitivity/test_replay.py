@@ -13,6 +13,7 @@ from qbench.graph.segments import inside_layers, live_sets
 from qbench.lowering import Change, lowering_for
 from qbench.records import Layer
 from qbench.runtime.ort import open_session, settings_for
+from qbench.sensitivity.activations import Limits
 from qbench.sensitivity.replay import Replay
 from qbench.tasks.batches import Batch, gather_outputs
 from qbench.testing.graphs import anonymise, decompose, tiny_convnet, tiny_decoder, tiny_encoder
@@ -118,15 +119,13 @@ def same_lengths(batches) -> bool:
 class Chain:
     """One graph, cut, beside itself whole."""
 
-    def __init__(self, name: str, max_segments: int = 32) -> None:
+    def __init__(self, name: str, limits: Limits | None = None) -> None:
         self.model, self.output = GRAPHS[name]()
         self.layers, self.batches = find_layers(self.model), batches_for(name)
         if not same_lengths(self.batches) and not name.startswith("encoder"):
             self.batches = self.batches[:1]
         self.before = graph_text(self.model)
-        self.replay = Replay(
-            self.model, self.layers, self.batches, SETTINGS, self.output, max_segments
-        )
+        self.replay = Replay(self.model, self.layers, self.batches, SETTINGS, self.output, limits)
         self.clips = clips_for(self.model, self.batches, self.layers)
         self.reference = self.replay.run_reference()
 
@@ -192,7 +191,7 @@ def test_cells_equal_those_of_the_whole_graph(chain) -> None:
 @pytest.mark.parametrize("name", ["encoder", "shared blocks", "diamond", "early output", "bypass"])
 @pytest.mark.parametrize("most", [1, 3])
 def test_fewer_cuts_give_the_same(name: str, most: int) -> None:
-    chain = Chain(name, most)
+    chain = Chain(name, Limits(max_segments=most))
     assert len(chain.replay.segments) <= most
     assert close(
         gather_outputs(chain.batches, whole(chain.model, chain.batches, chain.output)),
@@ -213,7 +212,7 @@ def every_cut(monkeypatch) -> None:
     def choose(costs, live_bytes, forbidden=(), max_segments=32):
         return [i for i in range(1, len(costs)) if i not in forbidden]
 
-    monkeypatch.setattr("qbench.sensitivity.replay.choose_cuts", choose)
+    monkeypatch.setattr("qbench.sensitivity.chain.choose_cuts", choose)
 
 
 @pytest.mark.parametrize("name", ["bypass", "diamond", "early output", "never narrow", "convnet"])
