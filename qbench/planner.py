@@ -21,6 +21,7 @@ from qbench.planning.reasons import plan_layers
 from qbench.planning.solve import propose
 from qbench.progress import Listener
 from qbench.records import Judgement, Plan, Status, SweepRecord, Verdict, to_dict
+from qbench.remedying import records_to_plan
 from qbench.repairs import repair
 from qbench.trials import Trials, names_of
 from qbench.workbench import Workbench
@@ -56,7 +57,7 @@ def decide(work: Workbench, listener: Listener) -> Decision:
     Raises:
         InputError: If a pin matches nothing, contradicts another, or was not measured.
     """
-    records = work.run.read_sweep()
+    records = records_to_plan(work)
     offer = apply_pins(make_offer(records, work.layers, work.backend), budgets.pins_of(work))
     try:
         problem, bounds = _problem(work, offer)
@@ -144,7 +145,7 @@ def _plan_with(
     judgement: Judgement | None = None,
 ) -> Plan:
     """Return a plan of given formats with all its evidence."""
-    records, how = work.run.read_sweep(), work.config.plan
+    records, how = records_to_plan(work), work.config.plan
     clips = judging.clips_of(work, work.run.read_ranges())
     own = {
         layer.name: {e.tensor: clips[e.tensor] for e in layer.edges if e.tensor in clips}
@@ -213,7 +214,7 @@ def plan_of_point(work: Workbench, number: int) -> Decision:
             f"point {number} of {work.run.path} does not tell its layers: it was measured by an "
             f"older version; qbench plan {work.run.path} measures it again"
         )
-    offer = make_offer(work.run.read_sweep(), work.layers, work.backend)
+    offer = make_offer(records_to_plan(work), work.layers, work.backend)
     judged = next((j for j in work.run.read_judgements("sweep") if j.engine == row["engine"]), None)
     plan = _plan_with(work, offer, row["layers"], judged)
     told = {"point": number, "engine": row["engine"], "level": row["level"]}

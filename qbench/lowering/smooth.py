@@ -84,6 +84,24 @@ def readers_of(layer: Layer, layers: Layers, plan: Plan, high: str) -> Readers:
     return Readers(frozenset(kept), frozenset(same))
 
 
+def product_weight(model: ir.Model, layer: Layer) -> Vector | str:
+    """Return W [K, N] of a layer that computes ``x @ W``, or why its x cannot be scaled.
+
+    A vector of K scales goes along the last axis of x: x must be the left operand, as it is.
+    """
+    nodes = {str(node.name): node for node in model.graph}
+    found: Vector | None = None
+    for name in layer.nodes:
+        node = nodes.get(name)
+        if node is None or node.op_type not in ("MatMul", "Gemm"):
+            continue
+        array = constant_of(node.inputs[1])
+        if array is None or array.ndim != 2 or node.attributes.get_int("transA", 0) == 1:
+            return "its activation is not the left operand of a product with a matrix"
+        found = np.asarray(array.T if _inner(node) else array, dtype=np.float32)
+    return "it holds no product" if found is None else found
+
+
 def smooth(
     model: ir.Model, layer: Layer, scale: Vector, readers: Readers | None = None
 ) -> Smoothed:

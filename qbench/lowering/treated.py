@@ -19,7 +19,7 @@ from qbench.lowering.base import Change, Lowering, Refusal
 from qbench.lowering.edit import GraphEditor
 from qbench.lowering.linear import linear_forms, present
 from qbench.lowering.rows import apply_rows
-from qbench.lowering.smooth import Readers, as_product, replace_weight, smooth
+from qbench.lowering.smooth import Readers, as_product, product_weight, replace_weight, smooth
 from qbench.records import Layer, Status, Treatment
 from qbench.records.packed import unpack
 from qbench.remedies import check_treatment
@@ -66,26 +66,30 @@ class TreatedLowering:
         refusal = self.plain.requires(model, layer)
         if refusal is not None:
             return refusal
-        known = set(layer.weight_shape)
+        if not self.treatment.vectors:
+            return None
+        weight = product_weight(model, layer)
+        if isinstance(weight, str):
+            return Refusal(Status.NOT_APPLICABLE, f"{self.treatment.variant}: {weight}")
         for name, text in self.treatment.vectors.items():
             size = unpack(text).size
-            if size not in known:
+            if size != len(weight):
                 return Refusal(
                     Status.INVALID,
-                    f"vector {name!r} of {self.treatment.variant} has {size} numbers, and the "
-                    f"weight is {list(layer.weight_shape)}",
+                    f"vector {name!r} of {self.treatment.variant} has {size} numbers, and its "
+                    f"products sum over {len(weight)}",
                     "delete the layer's `treatment`, or plan again",
                 )
         return None
 
     def apply(self, model: ir.Model, layer: Layer, clips: Mapping[str, float]) -> Change:
         """Prepare the graph in place, then lower it."""
-        remedy, variant = self.treatment.remedy, self.treatment.variant
+        remedy = self.treatment.remedy
         if remedy == "rows":
-            return _told(apply_rows(model, layer), variant)
+            return apply_rows(model, layer)
         own = {**clips, **self.treatment.clips}
         if remedy not in ("smoothquant", "awq"):
-            return _told(self.plain.apply(model, layer, own), variant)
+            return self.plain.apply(model, layer, own)
         if not present(model, layer):
             return self.plain.apply(model, layer, own)
         return self._scaled(model, layer, own)
@@ -97,13 +101,13 @@ class TreatedLowering:
             scale = unpack(vectors["scale"])
             smoothed = smooth(model, layer, scale, self.readers)
             layer = smoothed.layer
-            where = " in the normalisation" if smoothed.folded else " in a Mul"
+            where = "scaled in the normalisation" if smoothed.folded else "scaled by a Mul"
             extra = 0 if smoothed.folded else 4 * scale.size
         if "importance" in vectors:
             layer = _clip_weight(model, layer, self.treatment, self.format.weight_bits)
         change = self.plain.apply(model, layer, clips)
         change = replace(change, weight_bytes=change.weight_bytes + extra)
-        return _told(change, f"{self.treatment.variant}{where}")
+        return _told(change, where)
 
     def ensures(self, model: ir.Model, layer: Layer) -> str | None:
         """Return what is missing from the rewritten graph, or ``None``."""

@@ -15,7 +15,7 @@ from qbench.formats import format_named
 from qbench.records import Estimate, Kind, Layer, Layers, Status, SweepRecord, Treatment
 from qbench.statistics import bootstrap_sum, median_interval
 
-#: What layers share one latency: kind, weight shape, format.
+#: What layers share one latency: kind, weight shape, format with its remedy.
 CostKey = tuple[Kind, tuple[int, ...], str]
 
 
@@ -117,7 +117,7 @@ def pool_latency(records: Sequence[SweepRecord], layers: Layers) -> dict[CostKey
         timed = record.latency_delta_ms
         usable = record.status is Status.OK and timed is not None and np.isfinite(timed.value)
         if usable and timed is not None and record.layer in shapes:
-            pools[record.kind, shapes[record.layer], record.format].append(timed)
+            pools[_cost_key(record, shapes)].append(timed)
     return {
         key: timed[0] if len(timed) == 1 else median_interval([item.value for item in timed])
         for key, timed in pools.items()
@@ -130,7 +130,7 @@ def cell_costs(records: Sequence[SweepRecord], layers: Layers) -> list[CellCost]
     shapes = {layer.name: layer.weight_shape for layer in layers.layers}
     costs = []
     for record in records:
-        key = record.kind, shapes.get(record.layer, ()), record.format
+        key = _cost_key(record, shapes)
         if record.status is Status.OK and key in pooled:
             latency = pooled[key]
             seconds = _believed_ms(latency, record.emulated) / 1e3
@@ -138,6 +138,11 @@ def cell_costs(records: Sequence[SweepRecord], layers: Layers) -> list[CellCost]
                 CellCost(record.layer, record.format, record.weight_bytes, seconds, latency)
             )
     return costs
+
+
+def _cost_key(record: SweepRecord, shapes: Mapping[str, tuple[int, ...]]) -> CostKey:
+    remedy = "" if record.treatment is None else f" {record.treatment.remedy}"
+    return record.kind, shapes.get(record.layer, ()), f"{record.format}{remedy}"
 
 
 def _believed_ms(latency: Estimate, emulated: bool) -> float:

@@ -24,7 +24,7 @@ from qbench.statistics import mean_interval
 Floats = npt.NDArray[np.float32]
 
 #: Exponents that the searches try.
-SMOOTH_ALPHAS = tuple(round(0.05 * step, 2) for step in range(5, 20))
+SMOOTH_ALPHAS = tuple(round(0.05 * step, 2) for step in range(5, 21))
 AWQ_ALPHAS = tuple(round(0.05 * step, 2) for step in range(21))
 #: Outputs of a layer that a search looks at.
 _MOST_OUTPUTS = 512
@@ -58,7 +58,8 @@ def cells_to_treat(
     """Return the cells that get remedies: of each format that has some, the worst ``count``.
 
     Layers in ``kept``, which a plan leaves in high precision, come before all others; then the
-    most divergent. Only linear layers that were measured on all samples count.
+    most divergent. Only linear layers count. The worst cell of each format comes first, then the
+    second of each: where time is short, no format is left out.
 
     Args:
         records: The plain cells of a sweep.
@@ -69,13 +70,13 @@ def cells_to_treat(
     for record in records:
         offered = any(record.format in formats for formats in REMEDIES.values())
         usable = record.status is Status.OK and record.divergence is not None
-        if offered and usable and record.kind is Kind.LINEAR and record.effort == "full":
+        if offered and usable and record.kind is Kind.LINEAR:
             by_format.setdefault(record.format, []).append(record)
-    return [
-        record
+    ordered = [
+        sorted(found, key=lambda r: (r.layer not in kept, -_divergence(r)))[:count]
         for found in by_format.values()
-        for record in sorted(found, key=lambda r: (r.layer not in kept, -_divergence(r)))[:count]
     ]
+    return [found[place] for place in range(count) for found in ordered if place < len(found)]
 
 
 def smoothing_scale(activation: Floats, weight: Floats, alpha: float) -> Floats:
@@ -166,17 +167,28 @@ def find_awq(seen: Activation, weight: Floats, bits: int, block: int) -> Treatme
 
 
 def better_by(plain: SweepRecord, other: SweepRecord, seed: int = 0) -> Estimate | None:
-    """Return by how much a remedy lowers the mean divergence, paired by sample, with interval.
+    """Return by how much a remedy lowers the mean divergence, with its interval.
+
+    The difference is paired by sample. A cell that a race stopped early has no such samples: then
+    the two intervals are taken apart, which asks for more.
 
     Returns:
-        The difference (> 0: the remedy diverges less), or ``None`` where the two were not measured
-        on the same samples.
+        The difference (> 0: the remedy diverges less); ``None`` where a divergence is missing.
     """
+    if plain.divergence is None or other.divergence is None:
+        return None
     before = np.array(plain.samples.get("divergence", ()))
     after = np.array(other.samples.get("divergence", ()))
-    if before.shape != after.shape or before.size < 2:
-        return None
-    return mean_interval(before - after, seed=seed)
+    if before.shape == after.shape and before.size > 1:
+        return mean_interval(before - after, seed=seed)
+    first, second = plain.divergence, other.divergence
+    return Estimate(
+        first.value - second.value,
+        first.low - second.high,
+        first.high - second.low,
+        min(first.n, second.n),
+        method="intervals",
+    )
 
 
 def best_variant(plain: SweepRecord, tried: Iterable[SweepRecord], seed: int = 0) -> SweepRecord:

@@ -125,7 +125,7 @@ def test_smoothquant_helps_where_a_channel_stands_out() -> None:
     lowering = treated(lowering_for("int8"), own)
     assert lowering.requires(model, layer) is None
     change = lowering.apply(model, layer, {tensor: float(top.max())})
-    assert change.changed and "smoothquant:0.5 in a Mul" in change.remark
+    assert change.changed and "scaled by a Mul" in change.remark
     assert lowering.ensures(model, layer) is None
     assert error(model, feeds, before) < error(plain, feeds, before) / 20
 
@@ -177,10 +177,8 @@ def test_a_block_size_is_taken_as_asked(block: int) -> None:
     s = Sketch(1)
     x = s.input("x", F, ("batch", 128))
     model, layer = ready(s.model(y=s.linear(x, "m.lin", 128, 8)), "lin")
-    change = treated(lowering_for("w4a16"), Treatment(f"block:{block}", block=block)).apply(
-        model, layer, {}
-    )
-    assert f"block:{block}" in change.remark
+    lowering = treated(lowering_for("w4a16"), Treatment(f"block:{block}", block=block))
+    assert lowering.apply(model, layer, {}).block == block
     node = next(n for n in model.graph if n.op_type == "DequantizeLinear")
     assert node.attributes.get_int("block_size", 0) == block
 

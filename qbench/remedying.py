@@ -1,0 +1,232 @@
+"""Remedies in a run: the worst cells lowered in other ways, each a cell of its own.
+
+What a remedy is made of comes from calibration alone; what it gives is measured on the sweep split
+as any cell is. The plan then takes the best variant of a cell that was shown to be better.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from qbench.calibration.calibrators import find_clip
+from qbench.calibration.rows import Activation, sample_activations
+from qbench.formats import FORMATS
+from qbench.lowering.smooth import product_weight
+from qbench.lowering.weight_only import choose_block
+from qbench.progress import Listener, Silence
+from qbench.records import Kind, Layer, Status, SweepRecord, Treatment
+from qbench.remedies import BLOCKS, REMEDIES
+from qbench.runtime.ort import open_session
+from qbench.sensitivity.cells import Bench, base_record, measure_cell
+from qbench.sensitivity.remedies import (
+    cells_to_treat,
+    find_awq,
+    find_smoothquant,
+    with_best_variants,
+)
+from qbench.workbench import Workbench
+
+#: What is tried, by remedy.
+_TRIED: Mapping[str, tuple[str, ...]] = {
+    "percentile": ("percentile:99.99", "percentile:99.9"),
+    "block": tuple(f"block:{size}" for size in BLOCKS),
+}
+#: Remedies whose numbers are searched on rows of the activation.
+_SEARCHED = ("smoothquant", "awq")
+#: Seconds after which no further cell with a remedy is begun.
+BUDGET_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A cell that is to get a remedy.
+
+    Attributes:
+        layer: The layer.
+        format: Name of the format.
+        name: The remedy: a variant, or the name of one whose number is searched.
+    """
+
+    layer: Layer
+    format: str
+    name: str
+
+
+def try_remedies(
+    work: Workbench,
+    bench: Bench,
+    records: Sequence[SweepRecord],
+    listener: Listener | None = None,
+    *,
+    budget_s: float = BUDGET_S,
+) -> tuple[SweepRecord, ...]:
+    """Measure the worst cells with every remedy of their format; append and return the records.
+
+    What the journal holds already is not measured again. With ``sweep.remedies: 0`` nothing is
+    tried.
+
+    Args:
+        work: The workbench of the run.
+        bench: The open sweep's bench.
+        records: The plain cells of the sweep.
+        listener: Hears of progress.
+        budget_s: Seconds after which no further one is begun.
+    """
+    listener = listener or Silence()
+    trials = trials_of(work, records)
+    known = work.run.read_remedies()
+    waiting = [trial for trial in trials if not _is_known(trial, known)]
+    if waiting:
+        listener.stage("sweep: remedies", len(waiting))
+        began = time.perf_counter()
+        treatments = list(_treatments(work, bench, waiting))
+        left = budget_s - (time.perf_counter() - began)
+        for record in _measured(work, bench, treatments, left):
+            work.run.append_sweep(record)
+            listener.step(f"{record.layer} {record.format} {record.variant}")
+    found = work.run.read_remedies()
+    if trials:
+        reached = sum(_is_known(trial, found) for trial in trials)
+        work.run.write_run({"remedies": {"tried": reached, "not_reached": len(trials) - reached}})
+    return found
+
+
+def records_to_plan(work: Workbench) -> tuple[SweepRecord, ...]:
+    """Return the cells that a plan chooses from: each with its best remedy, where one is better."""
+    plain = work.run.read_sweep()
+    return with_best_variants(plain, work.run.read_remedies(), work.config.run.seed)
+
+
+def trials_of(work: Workbench, records: Sequence[SweepRecord]) -> list[Trial]:
+    """Return what is to be tried: the worst cells of each format, with each of its remedies."""
+    layers = work.layers.by_name()
+    return [
+        Trial(layers[record.layer], record.format, name)
+        for record in cells_to_treat(records, work.config.sweep.remedies)
+        for remedy, formats in REMEDIES.items()
+        if record.format in formats
+        for name in _TRIED.get(remedy, (remedy,))
+    ]
+
+
+def _is_known(trial: Trial, known: Sequence[SweepRecord]) -> bool:
+    return any(
+        (r.layer, r.format) == (trial.layer.name, trial.format)
+        and r.treatment is not None
+        and trial.name in (r.variant, r.treatment.remedy)
+        for r in known
+    )
+
+
+def _treatments(
+    work: Workbench, bench: Bench, trials: Sequence[Trial]
+) -> Iterator[tuple[Trial, Treatment | str]]:
+    """Yield the treatment of each trial, or why there is none."""
+    searched = [t for t in trials if t.name in _SEARCHED]
+    tensors = [edge.tensor for trial in searched for edge in trial.layer.edges]
+    seen = sample_activations(
+        work.model.ir,
+        tensors,
+        work.batches("calibration") if tensors else (),
+        lambda graph: open_session(graph, work.settings),
+        seed=work.config.run.seed,
+    )
+    histograms = work.run.read_histograms()
+    for trial in trials:
+        if trial.name in _SEARCHED:
+            yield trial, _searched(bench, work.layers.layers, trial, seen)
+        elif trial.name == "rows":
+            yield trial, Treatment("rows")
+        elif trial.name.startswith("block"):
+            yield trial, Treatment(trial.name, block=int(trial.name.partition(":")[2]))
+        else:
+            yield trial, _calibrated(bench, trial, histograms)
+
+
+def _calibrated(
+    bench: Bench, trial: Trial, histograms: Mapping[str, np.ndarray]
+) -> Treatment | str:
+    calibrator, _, percentile = trial.name.partition(":")
+    tensors = {edge.tensor for edge in trial.layer.edges if edge.tensor in bench.ranges}
+    clips = {
+        tensor: find_clip(
+            bench.ranges[tensor],
+            calibrator,
+            float(percentile or 99.99),
+            histograms.get(tensor),
+        ).magnitude
+        for tensor in sorted(tensors)
+    }
+    if all(clip == bench.clips.get(tensor) for tensor, clip in clips.items()):
+        return "it clips where the plain cell does"
+    return Treatment(trial.name, clips)
+
+
+def _searched(
+    bench: Bench, layers: Sequence[Layer], trial: Trial, seen: Mapping[str, Activation]
+) -> Treatment | str:
+    model, layer = bench.replay.model, trial.layer
+    weight = product_weight(model, layer)
+    if isinstance(weight, str):
+        return weight
+    tensors = {edge.tensor for edge in layer.edges}
+    activation = seen.get(next(iter(tensors), ""))
+    if len(tensors) != 1 or activation is None or activation.rows.shape[1] != len(weight):
+        return "what enters it has no fixed channels, or it has several uses"
+    (tensor,) = tensors
+    if trial.name == "smoothquant":
+        rows = [np.abs(weight).max(axis=1)]
+        for other in layers:
+            reads = other.kind is Kind.LINEAR and any(e.tensor == tensor for e in other.edges)
+            beside = product_weight(model, other) if reads else ""
+            if not isinstance(beside, str) and len(beside) == len(weight):
+                rows.append(np.abs(beside).max(axis=1))
+        return find_smoothquant(activation, weight, tensor, np.max(rows, axis=0))
+    bits = FORMATS[trial.format].weight_bits
+    block = choose_block(weight, bits)[0]
+    if block not in BLOCKS:
+        return f"no block of {', '.join(map(str, BLOCKS))} divides its {len(weight)} inputs"
+    return find_awq(activation, weight, bits, block)
+
+
+def _measured(
+    work: Workbench,
+    bench: Bench,
+    treatments: Sequence[tuple[Trial, Treatment | str]],
+    budget_s: float,
+) -> Iterator[SweepRecord]:
+    """Yield the records in order; several cells are measured side by side, one thread each."""
+    deadline = time.perf_counter() + budget_s
+    waiting = deque(treatments)
+    running: deque[Future[SweepRecord]] = deque()
+    workers = work.settings.threads
+    pool = ThreadPoolExecutor(workers)
+    try:
+        while waiting or running:
+            while waiting and len(running) <= workers and time.perf_counter() < deadline:
+                running.append(pool.submit(_record_of(bench, *waiting.popleft())))
+            if not running:
+                return
+            yield running.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _record_of(bench: Bench, trial: Trial, treatment: Treatment | str) -> Callable[[], SweepRecord]:
+    def measure() -> SweepRecord:
+        if not isinstance(treatment, str):
+            return measure_cell(bench, trial.layer, trial.format, treatment=treatment)
+        return replace(
+            base_record(bench, trial.layer, trial.format),
+            status=Status.NOT_APPLICABLE,
+            reason=treatment,
+            treatment=Treatment(trial.name),
+        )
+
+    return measure
