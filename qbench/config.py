@@ -312,7 +312,11 @@ class PlanConfig(_Section):
 
 
 class BenchConfig(_Section):
-    """The load: clients in a closed loop, interleaved slices, and the batcher's limits."""
+    """The load: clients in a closed loop, interleaved slices, and the batcher's limits.
+
+    With ``sla_ms`` an open loop searches the highest rate that keeps it: ``sla_share`` of all
+    requests within it, in trials of ``trial_s``. ``price_per_hour`` is the machine's.
+    """
 
     clients: Count = 16
     rounds: Annotated[int, Field(ge=2)] = 6  # an interval over slices needs two
@@ -320,6 +324,13 @@ class BenchConfig(_Section):
     max_wait_ms: Annotated[float, Field(ge=0)] = 5.0
     token_budget: Count = 256
     queue: Count = 256
+    sla_ms: Positive | None = None
+    sla_share: Annotated[float, Field(gt=0, le=1)] = 0.99
+    arrivals: Literal["poisson", "constant", "bursts", "trace"] = "poisson"
+    trace: str | None = None
+    trial_s: Positive = 4.0
+    rate_tolerance: Annotated[float, Field(gt=0, le=1)] = 0.05
+    price_per_hour: Positive | None = None
 
 
 class RunConfig(_Section):

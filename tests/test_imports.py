@@ -23,14 +23,24 @@ FLOORS = {
     **dict.fromkeys(["runtime", "tasks"], 3),
     **dict.fromkeys(["calibration", "sensitivity", "planning", "engine", "serving"], 4),
     **dict.fromkeys(["pipeline", "planner", "judging", "sweeping", "workbench"], 5),
-    **dict.fromkeys(["raced", "progress"], 5),
+    **dict.fromkeys(["raced", "progress", "executing"], 5),
     **dict.fromkeys(["budgets", "trials", "repairs"], 5),
     **dict.fromkeys(["trust", "auditing", "remedying"], 5),
+    "sla": 5,
     **dict.fromkeys(["cli", "report", "testing"], 6),
 }
 STAGES = {part for part, floor in FLOORS.items() if floor == 4}
 #: Libraries too heavy to be imported before they are needed.
-HEAVY = ("torch", "transformers", "datasets", "sklearn", "altair", "vl_convert", "onnxruntime")
+HEAVY = (
+    "torch",
+    "transformers",
+    "datasets",
+    "sklearn",
+    "altair",
+    "vl_convert",
+    "onnxruntime",
+    "ray",
+)
 #: Modules that are nothing without such a library, and are themselves imported late.
 ALLOWED = {"wrappers.py": {"torch"}}
 

@@ -1,12 +1,21 @@
-"""``qbench bench``: engines under load in the batcher."""
+"""``qbench bench``: engines under load in the batcher, and the verdict under the user's load."""
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from qbench.cli.answers import Answer, answering
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from qbench.records import BenchRun
+    from qbench.serving.baseline import Difference
+    from qbench.serving.verdict import ServingVerdict
+    from qbench.workbench import Workbench
 
 _OPTIONS = {
     "clients": "bench.clients",
@@ -14,6 +23,11 @@ _OPTIONS = {
     "seconds": "bench.seconds",
     "token_budget": "bench.token_budget",
     "max_wait_ms": "bench.max_wait_ms",
+    "sla_ms": "bench.sla_ms",
+    "arrivals": "bench.arrivals",
+    "trace": "bench.trace",
+    "trial_seconds": "bench.trial_s",
+    "price_per_hour": "bench.price_per_hour",
 }
 
 
@@ -23,6 +37,10 @@ _OPTIONS = {
 Examples:
   qbench bench results/demo
   qbench bench results/demo --clients 50 --rounds 10
+  qbench bench results/demo/plan.yaml --sla-ms 50 --price-per-hour 0.34
+  qbench bench results/demo --sla-ms 80 --arrivals trace --trace arrivals.txt
+  qbench bench results/demo --save-baseline baseline.json
+  qbench bench results/demo --against baseline.json
 """,
 )
 @click.argument("run")
@@ -31,20 +49,110 @@ Examples:
 @click.option("--seconds", type=float, metavar="S", help="Measured seconds of a slice.")
 @click.option("--token-budget", type=int, metavar="N", help="Padded tokens of a batch.")
 @click.option("--max-wait-ms", type=float, metavar="MS", help="Longest wait for a fuller batch.")
+@click.option(
+    "--sla-ms",
+    type=float,
+    metavar="MS",
+    help="Search the highest rate at which 99 % of requests are answered within MS.",
+)
+@click.option(
+    "--arrivals",
+    type=click.Choice(["poisson", "constant", "bursts", "trace"]),
+    help="How requests arrive in that search (poisson).",
+)
+@click.option("--trace", metavar="FILE", help="Recorded arrivals, one time in seconds a line.")
+@click.option("--trial-seconds", type=float, metavar="S", help="Measured seconds of one rate.")
+@click.option("--price-per-hour", type=float, metavar="P", help="Price of this machine.")
+@click.option("--save-baseline", metavar="FILE", help="Write the numbers and their conditions.")
+@click.option("--against", metavar="FILE", help="Compare with a baseline of equal conditions.")
 @answering()
-def command(run: str, **options: Any) -> Answer:
-    """Measure engines under load in the batcher.
+def command(run: str, save_baseline: str | None, against: str | None, **options: Any) -> Answer:
+    """Measure engines under load in the batcher, and say what they carry.
 
-    RUN is the folder of a run whose engine was built. Reference and engines are served in turns
-    within one run, to clients that send the verification split's texts.
+    RUN is the folder of a run whose engine was built, or the plan in it. Reference and engines
+    are served in turns within one run, to clients that send the verification split's texts.
+    With --sla-ms an open loop then searches the highest rate at which reference and engine keep
+    it, and the verdict says whether the engine carries more.
     """
     from qbench.cli.bars import ProgressBars
-    from qbench.cli.outcome import outcome_of
+    from qbench.errors import InputError
     from qbench.pipeline import bench
+    from qbench.serving.baseline import read_baseline
+    from qbench.sla import arrivals_for, measure_sla
     from qbench.workbench import Workbench
 
+    before = None if against is None else read_baseline(Path(against))
     given = {_OPTIONS[key]: value for key, value in options.items() if value is not None}
-    work = Workbench.reopen(run, given)
+    if "bench.trace" in given:
+        given.setdefault("bench.arrivals", "trace")
+    work = Workbench.reopen(_run_of(run), given)
+    how = work.config.bench
+    if how.sla_ms is None and {"bench.arrivals", "bench.price_per_hour"} & set(given):
+        raise InputError(
+            "--arrivals, --trace and --price-per-hour belong to the search of a rate, which needs "
+            "--sla-ms MS: the latency that 99 % of requests must keep"
+        )
+    arrivals_for(how)  # an unreadable trace is said before anything is measured
     with ProgressBars() as bars:
-        bench(work, bars)
-    return outcome_of(work)
+        measured = bench(work, bars)
+        verdict = None if how.sla_ms is None else measure_sla(work, measured, bars)
+    changes = _compare(work, measured, before, save_baseline)
+    return _answer(work, verdict, changes)
+
+
+def _run_of(given: str) -> str:
+    """Return the run's folder for a folder or a plan that lies in one."""
+    path = Path(given)
+    return str(path.parent) if path.name == "plan.yaml" and path.is_file() else given
+
+
+def _compare(
+    work: Workbench, measured: BenchRun, before: Any, save_to: str | None
+) -> tuple[Difference, ...]:
+    """Write this benchmark as a baseline where asked for, and compare it with another one."""
+    from qbench.provenance import installed_versions, this_machine
+    from qbench.serving.baseline import baseline_of, compare, write_baseline
+
+    now = baseline_of(measured, {"versions": installed_versions(), "machine": this_machine()})
+    if save_to is not None:
+        write_baseline(Path(save_to), now)
+    return () if before is None else compare(before, now)
+
+
+def _answer(
+    work: Workbench, verdict: ServingVerdict | None, changes: tuple[Difference, ...]
+) -> Answer:
+    from qbench.cli.outcome import outcome_of
+
+    outcome = outcome_of(work)
+    content = {
+        **outcome.content,
+        "serving": verdict,
+        "against": [
+            {"engine": one.engine, "number": one.number, "before": one.before, "now": one.now,
+             "ratio": one.ratio}
+            for one in changes
+        ],
+    }  # fmt: skip
+
+    def show(console: Console) -> None:
+        if outcome.show is not None:
+            outcome.show(console)
+        if verdict is not None:
+            _show_verdict(console, verdict)
+        for one in changes:
+            console.print(
+                f"against the baseline: {one.engine} {one.number} {one.before:.4g} -> "
+                f"{one.now:.4g} ({one.ratio:.2f}x)",
+                markup=False,
+            )
+
+    return Answer(content, show, outcome.verdict)
+
+
+def _show_verdict(console: Console, verdict: ServingVerdict) -> None:
+    console.print(f"under load: {verdict.words}", markup=False)
+    for name, rate in verdict.rates.items():
+        cost = verdict.cost_per_million.get(name)
+        price = "" if cost is None else f", {cost:.4g} a million requests"
+        console.print(f"  {name}: {rate:.4g} requests/s within the SLA{price}", markup=False)

@@ -1,0 +1,191 @@
+"""The highest rate that keeps the SLA: searched by trials of open-loop load."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from qbench.errors import ConfigError
+from qbench.records import Estimate
+from qbench.serving.openload import OpenResult
+
+_LAG_SHARE = 0.1  # of the SLA: a generator later than this measures itself
+
+
+@dataclass(frozen=True, slots=True)
+class Sla:
+    """What users are promised: ``share`` of all requests are answered within ``limit_ms``.
+
+    A request that is refused, fails or gets no answer was not answered within any limit.
+    """
+
+    limit_ms: float
+    share: float = 0.99
+
+    def __post_init__(self) -> None:
+        """Refuse a promise that says nothing.
+
+        Raises:
+            ConfigError: If the limit or the share is out of its range.
+        """
+        if not 0 < self.limit_ms < float("inf"):
+            raise ConfigError(f"sla_ms is {self.limit_ms}; allowed: more than 0 ms")
+        if not 0 < self.share <= 1:
+            raise ConfigError(f"share is {self.share}; allowed: more than 0, at most 1")
+
+
+@dataclass(frozen=True, slots=True)
+class RateTrial:
+    """One rate that was tried.
+
+    Attributes:
+        rate: Requests a second that were offered.
+        kept: Whether the SLA was kept.
+        within: Share of all requests that were answered within the limit.
+        goodput_rps: Answers a second.
+        p50_ms: Median latency of answered requests; ``None`` without any.
+        p99_ms: 99th percentile with its interval; ``None`` without any answer.
+        statuses: Requests by what became of them.
+        lag_p99_ms: How late the generator was.
+        generator_late: Whether that is too late for the trial to say anything of the server.
+    """
+
+    rate: float
+    kept: bool
+    within: float
+    goodput_rps: float
+    p50_ms: float | None
+    p99_ms: Estimate | None
+    statuses: Mapping[str, int]
+    lag_p99_ms: float
+    generator_late: bool
+
+
+def judge_rate(rate: float, result: OpenResult, sla: Sla) -> RateTrial:
+    """Return whether a load kept the SLA."""
+    within, answered = result.within(sla.limit_ms), result.statuses.get("ok", 0) > 0
+    lag_ms = result.lag_p99_s * 1e3
+    return RateTrial(
+        rate=rate,
+        kept=within >= sla.share,
+        within=within,
+        goodput_rps=result.goodput_rps,
+        p50_ms=result.percentile(50).value if answered else None,
+        p99_ms=result.percentile(99) if answered else None,
+        statuses=dict(result.statuses),
+        lag_p99_ms=lag_ms,
+        generator_late=lag_ms > _LAG_SHARE * sla.limit_ms,
+    )
+
+
+class RateSearch:
+    """Which rate to try next: a pure state machine that is fed with outcomes.
+
+    It doubles or halves until one rate keeps the SLA and a higher one does not, then halves the
+    gap between the two (on a logarithmic scale) until they are near enough.
+    """
+
+    def __init__(
+        self, start: float, *, tolerance: float = 0.05, least: float = 0.05, most: float = 1e6
+    ) -> None:
+        """Begin at a guess.
+
+        Args:
+            start: The first rate, requests a second.
+            tolerance: The search ends where the lowest rate that failed is within this share
+                above the highest one that held.
+            least: No lower rate is tried.
+            most: No higher rate is tried.
+
+        Raises:
+            ConfigError: If the first rate is not a rate.
+        """
+        if not 0 < start < float("inf"):
+            raise ConfigError(f"start is {start}; allowed: more than 0 requests a second")
+        self._start, self._tolerance = min(max(start, least), most), tolerance
+        self._least, self._most = least, most
+        self.kept: float | None = None
+        self.failed: float | None = None
+
+    def next_rate(self) -> float | None:
+        """Return the rate to try next, or ``None`` where the search is over."""
+        kept, failed = self.kept, self.failed
+        if kept is None and failed is None:
+            return self._start
+        if failed is None:
+            assert kept is not None
+            return min(kept * 2, self._most) if kept < self._most else None
+        if kept is None:
+            return max(failed / 2, self._least) if failed > self._least else None
+        return None if failed <= kept * (1 + self._tolerance) else math.sqrt(kept * failed)
+
+    def tell(self, rate: float, kept: bool) -> None:
+        """Take the outcome of a trial.
+
+        An outcome that contradicts an earlier one (a higher rate held, a lower one failed)
+        moves the bracket: the later trial is believed.
+        """
+        if kept:
+            self.kept = rate
+            if self.failed is not None and self.failed <= rate:
+                self.failed = None
+        else:
+            self.failed = rate
+            if self.kept is not None and self.kept >= rate:
+                self.kept = None
+
+
+@dataclass(frozen=True, slots=True)
+class RateFound:
+    """What a search gave.
+
+    Attributes:
+        name: The engine.
+        rate: Highest rate that kept the SLA, requests a second; 0 where none did.
+        above: Lowest higher rate that did not; ``None`` where all did.
+        trials: Every trial, in order.
+    """
+
+    name: str
+    rate: float
+    above: float | None
+    trials: tuple[RateTrial, ...]
+
+
+def search_rates(
+    measures: Mapping[str, Callable[[float], RateTrial]],
+    start: float,
+    *,
+    tolerance: float = 0.05,
+    most_trials: int = 16,
+    on_trial: Callable[[str, RateTrial], None] | None = None,
+) -> tuple[RateFound, ...]:
+    """Search the highest rate of several engines in turns, trial by trial.
+
+    In turns, so that a machine that slows down for a while slows all of them.
+
+    Args:
+        measures: Tries a rate, by the engine's name.
+        start: The first rate of each.
+        tolerance: As for ``RateSearch``.
+        most_trials: Most trials of one engine.
+        on_trial: Hears of each trial.
+    """
+    searches = {name: RateSearch(start, tolerance=tolerance) for name in measures}
+    trials: dict[str, list[RateTrial]] = {name: [] for name in measures}
+    for _ in range(most_trials):
+        for name, search in searches.items():
+            rate = search.next_rate()
+            if rate is None:
+                continue
+            trial = measures[name](rate)
+            search.tell(rate, trial.kept)
+            trials[name].append(trial)
+            if on_trial is not None:
+                on_trial(name, trial)
+    return tuple(_found(name, trials[name], searches[name]) for name in searches)
+
+
+def _found(name: str, trials: Sequence[RateTrial], search: RateSearch) -> RateFound:
+    return RateFound(name, search.kept or 0.0, search.failed, tuple(trials))

@@ -1,0 +1,115 @@
+"""The verdict on an engine under the user's load: what it carries within the SLA, and the cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from qbench.records import Estimate
+from qbench.serving.rate import RateFound, Sla
+
+_HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServingVerdict:
+    """What the search of rates came to; plain enough for ``run.json``.
+
+    Attributes:
+        sla_ms: The limit of latency.
+        share: Share of requests that must keep it.
+        arrivals: Process of the arrivals.
+        reference: Name of the reference.
+        engine: Name of the engine.
+        rates: Highest rate that kept the SLA, by engine.
+        gain: Rate of the engine over the reference's; its interval comes from the brackets of
+            both searches. ``None`` where one of them kept the SLA at no rate.
+        no_gain: Whether the engine was not shown to carry more than the reference.
+        cost_per_million: Price of a million requests at that rate, by engine; empty without a
+            price.
+        words: The verdict in one sentence.
+        searches: Every trial.
+    """
+
+    sla_ms: float
+    share: float
+    arrivals: str
+    reference: str
+    engine: str
+    rates: Mapping[str, float]
+    gain: Estimate | None
+    no_gain: bool
+    cost_per_million: Mapping[str, float]
+    words: str
+    searches: tuple[RateFound, ...]
+
+
+def cost_per_million(rate: float, price_per_hour: float) -> float:
+    """Return the price of a million requests at a rate: infinite at no rate."""
+    return math.inf if rate <= 0 else price_per_hour / (rate * _HOUR_S) * 1e6
+
+
+def reach_verdict(
+    reference: RateFound,
+    engine: RateFound,
+    sla: Sla,
+    *,
+    arrivals: str = "poisson",
+    price_per_hour: float | None = None,
+) -> ServingVerdict:
+    """Compare an engine with the reference.
+
+    Args:
+        reference: What the reference carries.
+        engine: What the engine carries.
+        sla: The promise to keep.
+        arrivals: Process of the arrivals, for the record.
+        price_per_hour: Price of the machine, any currency; ``None`` for no costs.
+    """
+    gain = _ratio(reference, engine)
+    better = gain.low > 1.0 if gain is not None else engine.rate > reference.rate
+    price = price_per_hour
+    costs = (
+        {}
+        if price is None
+        else {one.name: cost_per_million(one.rate, price) for one in (reference, engine)}
+    )
+    return ServingVerdict(
+        sla_ms=sla.limit_ms,
+        share=sla.share,
+        arrivals=arrivals,
+        reference=reference.name,
+        engine=engine.name,
+        rates={one.name: one.rate for one in (reference, engine)},
+        gain=gain,
+        no_gain=not better,
+        cost_per_million={name: cost for name, cost in costs.items() if math.isfinite(cost)},
+        words=_words(reference, engine, gain, better, sla),
+        searches=(reference, engine),
+    )
+
+
+def _ratio(reference: RateFound, engine: RateFound) -> Estimate | None:
+    """Return the ratio of rates, bounded by what held and what did not."""
+    if reference.rate <= 0 or engine.rate <= 0:
+        return None
+    high = math.inf if engine.above is None else engine.above / reference.rate
+    low = 0.0 if reference.above is None else engine.rate / reference.above
+    trials = len(reference.trials) + len(engine.trials)
+    return Estimate(engine.rate / reference.rate, low, high, trials, 1.0, "search_bracket")
+
+
+def _words(
+    reference: RateFound, engine: RateFound, gain: Estimate | None, better: bool, sla: Sla
+) -> str:
+    promise = f"{sla.share:.0%} within {sla.limit_ms:g} ms"
+    if engine.rate <= 0 and reference.rate <= 0:
+        return f"neither engine keeps {promise} at any rate"
+    if gain is None:
+        one, other = (engine, reference) if better else (reference, engine)
+        return f"{one.name} carries {one.rate:.3g}/s with {promise}; {other.name} never keeps it"
+    rates = f"{engine.rate:.3g}/s against {reference.rate:.3g}/s with {promise}"
+    if better:
+        return f"{engine.name} carries {gain.value:.2f}x the load of {reference.name}: {rates}"
+    return f"no gain under this load: {engine.name} carries {rates}"

@@ -1,0 +1,137 @@
+"""The verdict under the user's load: reference and engine searched for the rate that they carry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from qbench import judging
+from qbench.config import BenchConfig
+from qbench.errors import ConfigError
+from qbench.judging import PLAN, REFERENCE
+from qbench.progress import Listener
+from qbench.records import BenchRun, Verdict, to_dict
+from qbench.serving.arrivals import Arrivals, Process, read_trace
+from qbench.serving.bench import Workload, cores
+from qbench.serving.opening import ServeSettings, open_service
+from qbench.serving.openload import OpenLoop, drive_open
+from qbench.serving.rate import RateTrial, Sla, judge_rate, search_rates
+from qbench.serving.service import Service
+from qbench.serving.targets import ServiceTarget
+from qbench.serving.verdict import ServingVerdict, reach_verdict
+from qbench.tasks.padding import can_pad
+from qbench.workbench import Workbench
+
+#: The search begins at this share of what the closed loop gave the reference.
+_START = 0.7
+_WARMUP_SHARE = 0.25
+_MOST_TRIALS = 16
+
+
+def measure_sla(work: Workbench, closed: BenchRun, listener: Listener) -> ServingVerdict:
+    """Search the highest rate that keeps the SLA, for the reference and the plan's engine.
+
+    Both are served under the same settings and loaded in turns with the user's texts. Where the
+    engine was not shown to carry more, a verified plan becomes ``no_gain``.
+
+    Args:
+        work: The workbench of a run whose engine was built.
+        closed: The closed loop's benchmark: it tells where to begin.
+        listener: Hears of progress.
+
+    Raises:
+        ConfigError: If no SLA was given, or the trace cannot be read.
+    """
+    how = work.config.bench
+    if how.sla_ms is None:
+        raise ConfigError("no SLA was given; name one: --sla-ms 50 (bench.sla_ms)")
+    sla, arrivals_of = Sla(how.sla_ms, how.sla_share), arrivals_for(how)
+    start = _START * closed.summaries[0].throughput_rps.value
+    listener.stage("benchmark: highest rate within the SLA")
+    texts = list(work.task("verification").texts)
+    with ExitStack() as stack:
+        measures = {
+            name: _measure(stack.enter_context(_serve(work, name)), texts, arrivals_of, (sla, how))
+            for name in (REFERENCE, PLAN)
+        }
+        reference, engine = search_rates(
+            measures,
+            start,
+            tolerance=how.rate_tolerance,
+            most_trials=_MOST_TRIALS,
+            on_trial=lambda name, trial: listener.step(f"{name} {trial.rate:.3g}/s"),
+        )
+    verdict = reach_verdict(
+        reference, engine, sla, arrivals=how.arrivals, price_per_hour=how.price_per_hour
+    )
+    work.run.write_run({"serving": to_dict(verdict)})
+    _record(work, verdict)
+    return verdict
+
+
+def arrivals_for(how: BenchConfig) -> Callable[[float], Arrivals]:
+    """Return what makes the schedule of a rate.
+
+    Raises:
+        ConfigError: If the trace cannot be read.
+    """
+    process = Process(how.arrivals)
+    trace: tuple[float, ...] = ()
+    if process is Process.TRACE:
+        if how.trace is None:
+            raise ConfigError("bench.arrivals is trace, and no file was named: --trace FILE")
+        try:
+            trace = read_trace(Path(how.trace).read_text(encoding="utf-8").splitlines())
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"bench.trace: {how.trace} cannot be read: {error}") from error
+    return lambda rate: Arrivals(rate, process, trace_s=trace)
+
+
+def _serve(work: Workbench, name: str) -> Service:
+    """Open an engine as the closed loop ran it: a lane of one thread for each core."""
+    how = work.config.bench
+    settings = ServeSettings(
+        lanes=cores(),
+        threads_per_lane=1,
+        token_budget=how.token_budget,
+        max_wait_ms=how.max_wait_ms,
+        queue=how.queue,
+        max_padding=0.2 if can_pad(work.model.inputs) else 0.0,
+        pad_id=work.tokenizer.pad_id,
+    )
+    texts = list(work.task("verification").texts)
+    workload = Workload(texts, judging.padder(work), judging.encoder(work))
+    return open_service(judging.serve_with(work, name), workload, settings).service
+
+
+def _measure(
+    service: Service,
+    texts: list[tuple[str, str | None]],
+    arrivals_of: Callable[[float], Arrivals],
+    how: tuple[Sla, BenchConfig],
+) -> Callable[[float], RateTrial]:
+    """Return what tries a rate on a service; every trial has the same seed."""
+    sla, config = how
+    target = ServiceTarget(service)
+
+    def measure(rate: float) -> RateTrial:
+        load = OpenLoop(
+            arrivals_of(rate),
+            measure_s=config.trial_s,
+            warmup_s=_WARMUP_SHARE * config.trial_s,
+            drain_s=max(10 * sla.limit_ms / 1e3, 5.0),
+        )
+        return judge_rate(rate, drive_open(target, texts, load), sla)
+
+    return measure
+
+
+def _record(work: Workbench, verdict: ServingVerdict) -> None:
+    """Make a verified plan ``no_gain`` where speed was asked for and load shows none."""
+    asked_for_bytes = work.config.plan.objective == "bytes"
+    if not verdict.no_gain or asked_for_bytes:
+        return
+    if work.run.read_run().get("verdict") == Verdict.VERIFIED:
+        words = f"do not quantize for this load: {verdict.words}"
+        work.run.write_run({"verdict": str(Verdict.NO_GAIN), "verdict_words": words})
