@@ -25,6 +25,7 @@ from qbench.engine.build import (
 from qbench.engine.realised import read_realised
 from qbench.engine.selftest import self_test
 from qbench.engine.verify import Judge
+from qbench.planning.matches import Standing, match_words, matched_by
 from qbench.planning.planfile import plan_sha256
 from qbench.records import (
     BenchRun,
@@ -263,23 +264,55 @@ def padder(work: Workbench) -> Pad:
 
 
 def record_gain(work: Workbench, measured: BenchRun) -> None:
-    """Make a verified plan ``no_gain`` where its engine does not give what was asked for.
+    """Write down what the load says of a verified plan: ``no_gain``, or engines that match it.
 
-    Where bytes are the objective that is a smaller file; else it is speed in the batcher, and a
-    smaller file saves only an engine that was not shown to be slower.
+    Where bytes are what was asked for (as objective, or as the limit within which divergence is
+    least) the gain is a smaller file; else it is speed in the batcher, shown by its interval.
     """
+    told = worth_of(work, measured)
     plan = next((s for s in measured.summaries if s.engine == PLAN), None)
     if plan is None or work.run.read_run().get("verdict") != Verdict.VERIFIED:
         return
     sizes = {report.name: report.bytes for report in work.run.read_engines()}
     smaller = sizes.get(PLAN, 0) < sizes.get(REFERENCE, 0)
-    faster, slower = plan.speedup.value > 1.0, plan.speedup.high < 1.0
-    by_bytes = work.config.plan.objective == "bytes"
-    if smaller if by_bytes else (not slower and (faster or smaller)):
+    by_bytes = _gains_by_bytes(work)
+    if smaller if by_bytes else plan.speedup.low > 1.0:
+        if told:
+            work.run.write_run({"verdict_words": told})
         return
+    speed = f"{plan.speedup.value:.2f}x [{plan.speedup.low:.2f}, {plan.speedup.high:.2f}]"
     share = f"{sizes.get(PLAN, 0) / max(sizes.get(REFERENCE, 0), 1):.0%} of its size"
+    shown = "" if by_bytes or plan.speedup.high < 1.0 else ", which does not show it to be faster"
     words = (
-        f"do not quantize: in the batcher the engine serves {plan.speedup.value:.2f}x "
-        f"[{plan.speedup.low:.2f}, {plan.speedup.high:.2f}] as fast as the reference, at {share}"
+        f"do not quantize: in the batcher the engine serves {speed} as fast as the reference"
+        f"{shown}, at {share}"
     )
+    if smaller and not by_bytes:
+        words += "; where size alone counts, plan with --objective bytes"
     work.run.write_run({"verdict": str(Verdict.NO_GAIN), "verdict_words": words})
+
+
+def _gains_by_bytes(work: Workbench) -> bool:
+    how = work.config.plan
+    return how.objective == "bytes" or (how.objective == "divergence" and how.max_latency is None)
+
+
+def worth_of(work: Workbench, measured: BenchRun | None = None) -> str:
+    """Return in words which engines, that nobody had to choose, match the plan's; write them down.
+
+    Args:
+        work: The workbench of a run that was verified.
+        measured: What the benchmark gave, or ``None`` before it.
+    """
+    sizes = {report.name: report.bytes for report in work.run.known_engines()}
+    rates = {s.engine: s.throughput_rps for s in measured.summaries} if measured else {}
+    standings = {
+        j.engine: Standing(j.engine, sizes[j.engine], j.drop, j.verdict, rates.get(j.engine))
+        for j in work.run.known_judgements("verification")
+        if j.engine in sizes
+    }
+    plan = standings.pop(PLAN, None)
+    standings.pop(REFERENCE, None)
+    names = [] if plan is None else matched_by(plan, list(standings.values()))
+    work.run.write_run({"matched_by": names})
+    return match_words(names, timed=measured is not None)

@@ -17,9 +17,10 @@ from qbench.budgets import check_request
 from qbench.calibration.collect import calibrate as observe_ranges
 from qbench.config import Config
 from qbench.errors import MeasurementError, RunDirError
+from qbench.executing import check_executor
 from qbench.graph.layers import find_layers
 from qbench.judging import PLAN, REFERENCE
-from qbench.planner import BASELINES, decide, propose_baselines
+from qbench.planner import BASELINES, Decision, decide, propose_baselines
 from qbench.planning.planfile import plan_sha256, read_plan, write_plan
 from qbench.progress import Listener, Silence
 from qbench.records import (
@@ -91,6 +92,7 @@ def start(config: Config, listener: Listener | None = None) -> Workbench:
 def prepare(work: Workbench, listener: Listener | None = None) -> Workbench:
     """Open model, data and layers of a run, so that what is wrong with them is said first."""
     listener = listener or Silence()
+    check_executor(work)
     listener.stage("data: reading and splitting")
     _ = work.data
     listener.stage("model: loading, exporting and checking")
@@ -135,6 +137,7 @@ def sweep(work: Workbench, listener: Listener | None = None) -> Iterator[SweepRe
         listener.stage("sweep: cells", len(ready.cells))
         measured = raced_cells if work.config.sweep.race else all_cells
         yield from measured(work, ready, listener)
+        ready.executor.close()
         records = work.run.read_sweep()
         tell_effort(work, records, ready.cells)
         try_remedies(work, ready.runner.bench, records, listener)
@@ -148,10 +151,16 @@ def make_plan(work: Workbench, listener: Listener | None = None) -> Plan:
     The front's engines are built and measured on the sweep split; what each gave is kept.
     """
     decision = decide(work, listener or Silence())
-    write_plan(decision.plan, work.run.plan_path)
     work.run.write_front(decision.front)
     work.run.write_judgements("sweep", decision.judgements)
-    work.run.write_run({"verdict": str(decision.verdict), "verdict_words": decision.words})
+    return take_plan(work, decision)
+
+
+def take_plan(work: Workbench, decision: Decision) -> Plan:
+    """Make a decision's plan the run's own; its engine is still to be built and verified."""
+    write_plan(decision.plan, work.run.plan_path)
+    said = None if decision.verdict is None else str(decision.verdict)
+    work.run.write_run({"verdict": said, "verdict_words": decision.words})
     return decision.plan
 
 
@@ -263,7 +272,8 @@ def _record_verdict(work: Workbench, plan: Plan, judged: Judgement) -> None:
     """Write what verification said into plan and run; an earlier ``no_gain`` stands."""
     write_plan(replace(plan, verified=to_dict(judged)), work.run.plan_path)
     if judging.is_gain(plan):
-        work.run.write_run({"verdict": str(judged.verdict), "verdict_words": judged.remark})
+        words = "; ".join(text for text in (judged.remark, judging.worth_of(work)) if text)
+        work.run.write_run({"verdict": str(judged.verdict), "verdict_words": words})
 
 
 def bench(work: Workbench, listener: Listener | None = None) -> BenchRun:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from qbench import budgets, judging
@@ -14,6 +15,7 @@ from qbench.judging import Candidate
 from qbench.planning.choose import Bounds, Choice, Cost, choose
 from qbench.planning.choose import Candidate as Measured
 from qbench.planning.costs import Offer, make_offer, sum_divergence
+from qbench.planning.foreign import formats_of, read_modelopt
 from qbench.planning.front import front, random_plan
 from qbench.planning.pins import apply_pins
 from qbench.planning.problem import Problem, Proposal, cost_of
@@ -38,14 +40,14 @@ class Decision:
 
     Attributes:
         plan: The plan; all high precision where nothing was accepted.
-        verdict: Verdict on the sweep split.
+        verdict: Verdict on the sweep split; ``None`` where nothing was measured.
         words: The reason.
         front: Every proposal that was measured, as plain mappings.
         judgements: What their engines gave on the sweep split.
     """
 
     plan: Plan
-    verdict: Verdict
+    verdict: Verdict | None
     words: str
     front: tuple[Mapping[str, Any], ...] = ()
     judgements: tuple[Judgement, ...] = ()
@@ -151,7 +153,6 @@ def _plan_with(
         layer.name: {e.tensor: clips[e.tensor] for e in layer.edges if e.tensor in clips}
         for layer in work.layers.layers
     }
-    proposal = propose(formats, budgets.problem_for(work, offer))
     rows = plan_layers(work.layers, offer, formats, clips=own, objective=how.objective)
     treatments = offer.treatments_of(formats)
     return Plan(
@@ -162,15 +163,26 @@ def _plan_with(
         layers=tuple(replace(row, treatment=treatments.get(row.name)) for row in rows),
         session_options=dict(work.backend.session_options),
         constraints=constraints_of(work),
-        predicted={
-            "divergence": to_dict(sum_divergence(formats, records, seed=work.config.run.seed)),
-            "bytes": proposal.bytes,
-            "seconds": proposal.seconds,
-            "mean_bits": proposal.bits,
-            "mean_bits_with_scales": proposal.stored_bits,
-        },
+        predicted=_predicted(work, offer, formats, records),
         measured=None if judgement is None else to_dict(judgement),
     )
+
+
+def _predicted(
+    work: Workbench, offer: Offer, formats: Mapping[str, str], records: Sequence[SweepRecord]
+) -> dict[str, Any]:
+    """Return what a choice is expected to cost; nothing where a cell of it was not measured."""
+    try:
+        proposal = propose(formats, budgets.problem_for(work, offer))
+    except InputError:  # formats that came from elsewhere may never have been swept
+        return {}
+    return {
+        "divergence": to_dict(sum_divergence(formats, records, seed=work.config.run.seed)),
+        "bytes": proposal.bytes,
+        "seconds": proposal.seconds,
+        "mean_bits": proposal.bits,
+        "mean_bits_with_scales": proposal.stored_bits,
+    }
 
 
 def constraints_of(work: Workbench) -> dict[str, Any]:
@@ -221,6 +233,29 @@ def plan_of_point(work: Workbench, number: int) -> Decision:
     verdict = Verdict.NOT_RESOLVABLE if judged is None else judged.verdict
     words = f"point {number} of the front ({row['engine']}) was taken as the plan"
     return Decision(replace(plan, history=(told,)), verdict, words)
+
+
+def plan_of_modelopt(work: Workbench, path: Path) -> Decision:
+    """Return the plan that a result of ModelOpt's ``auto_quantize`` says; nothing was measured.
+
+    Raises:
+        PlanError: If the file is no such result, names what is no layer here, or a recipe that
+            this backend has no format for.
+    """
+    formats = formats_of(read_modelopt(path), work.layers, work.backend, str(path))
+    offer = make_offer(work.run.read_sweep(), work.layers, work.backend)
+    plan = _plan_with(work, offer, formats)
+    high = work.backend.high_precision
+    rows = tuple(
+        replace(row, reason=f"{row.format}: ModelOpt's choice ({path.name})", treatment=None)
+        if row.format != high
+        else row
+        for row in plan.layers
+    )
+    lowered = sum(row.format != high for row in rows)
+    words = f"{lowered} layers lowered as {path.name} says; build, then verify the engine"
+    told = {"imported": path.name, "lowered": lowered}
+    return Decision(replace(plan, layers=rows, history=(told,)), None, words)
 
 
 def _row(

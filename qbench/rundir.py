@@ -212,6 +212,10 @@ class RunDir(SweepFiles, TrustFiles):
         )
         return front
 
+    def known_front(self) -> list[dict[str, Any]]:
+        """Return the proposals of the planner; none where nothing was planned."""
+        return self.read_front() if self._front_path.is_file() else []
+
     def write_judgements(self, split: str, judgements: Sequence[Judgement]) -> None:
         """Write what engines gave on a split (``sweep`` or ``verification``)."""
         self._update(self._judged_path(split), {"judgements": [to_dict(j) for j in judgements]})
@@ -225,6 +229,10 @@ class RunDir(SweepFiles, TrustFiles):
         made_by = "qbench plan" if split == "sweep" else "qbench verify"
         content = storage.read_json(self._judged_path(split), made_by)
         return tuple(from_dict(Judgement, item) for item in content.get("judgements", []))
+
+    def known_judgements(self, split: str) -> tuple[Judgement, ...]:
+        """Return what engines gave on a split; none where nothing was judged."""
+        return self.read_judgements(split) if self._judged_path(split).is_file() else ()
 
     def write_bench(self, bench: BenchRun) -> None:
         """Write a benchmark: conditions and summaries first, then one line a request."""

@@ -30,10 +30,14 @@ def engine(name: str, size: int) -> EngineReport:
         ("latency", (1.2, 1.5, 1.8), 50, Verdict.VERIFIED),
         ("latency", (1.2, 1.5, 1.8), 150, Verdict.VERIFIED),
         ("latency", (0.6, 0.7, 0.8), 50, Verdict.NO_GAIN),  # smaller, and shown to be slower
-        ("balanced", (0.8, 0.97, 1.2), 50, Verdict.VERIFIED),
+        ("latency", (0.9, 1.1, 1.3), 50, Verdict.NO_GAIN),  # not shown to be faster
+        ("balanced", (1.01, 1.1, 1.3), 150, Verdict.VERIFIED),
+        ("balanced", (0.8, 0.97, 1.2), 50, Verdict.NO_GAIN),  # smaller, which was not asked for
         ("balanced", (0.8, 0.97, 1.2), 100, Verdict.NO_GAIN),
         ("bytes", (0.6, 0.7, 0.8), 50, Verdict.VERIFIED),
         ("bytes", (1.2, 1.5, 1.8), 100, Verdict.NO_GAIN),
+        ("divergence", (0.6, 0.7, 0.8), 50, Verdict.VERIFIED),
+        ("divergence", (0.6, 0.7, 0.8), 100, Verdict.NO_GAIN),
     ],
 )
 def test_gain(
@@ -47,7 +51,8 @@ def test_gain(
     run.write_run({"verdict": str(Verdict.VERIFIED)})
     run.write_engines([engine("reference", 100), engine("plan", size)])
     work = SimpleNamespace(
-        run=run, config=SimpleNamespace(plan=SimpleNamespace(objective=objective))
+        run=run,
+        config=SimpleNamespace(plan=SimpleNamespace(objective=objective, max_latency=None)),
     )
     record_gain(cast(Workbench, cast(Any, work)), served(*speedup))
     facts = run.read_run()
