@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from qbench.backends import backend_named
 from qbench.errors import ConfigError, unknown_name
 from qbench.formats import format_named
-from qbench.limits import parse_max_latency
+from qbench.limits import MaxDrop, parse_max_drop, parse_max_latency
 from qbench.provenance import usable_cores
 from qbench.validation import explain
 from qbench.yamlfile import read_yaml
@@ -205,46 +205,6 @@ class SweepConfig(_Section):
         if not formats:
             raise ValueError("got an empty list; name at least one format")
         return tuple(dict.fromkeys(format_named(name).name for name in formats))
-
-
-class MaxDrop(BaseModel):
-    """The largest loss of the task metric that is allowed.
-
-    Attributes:
-        amount: A fraction of the reference value where ``relative``, else the metric's own unit.
-        relative: Whether it was written with ``%``.
-    """
-
-    model_config = ConfigDict(frozen=True)
-    amount: float
-    relative: bool
-
-    def margin(self, reference: float) -> float:
-        """Return the allowed drop in the metric's unit, given the reference's value."""
-        return self.amount * abs(reference) if self.relative else self.amount
-
-    def __str__(self) -> str:
-        return f"{self.amount * 100:g} %" if self.relative else f"{self.amount:g}"
-
-
-def parse_max_drop(given: str | float) -> MaxDrop:
-    """Return a drop written as ``"5 %"`` (of the reference) or ``0.02`` (in the metric's unit).
-
-    Raises:
-        ConfigError: If it is neither, or negative.
-    """
-    text = str(given).strip()
-    relative = text.endswith("%")
-    try:
-        amount = float(text.removesuffix("%"))
-    except ValueError:
-        amount = float("nan")
-    if not 0 <= amount < float("inf"):
-        raise ConfigError(
-            f"max_drop: got {given!r}; allowed: a share of the reference value such as '5 %', "
-            "or a number ≥ 0 in the metric's own unit such as 0.02"
-        )
-    return MaxDrop(amount=amount / 100 if relative else amount, relative=relative)
 
 
 class PlanConfig(_Section):

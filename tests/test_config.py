@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qbench.config import Config, load_config, make_config, parse_max_drop
+from qbench.config import Config, load_config, make_config
 from qbench.errors import ConfigError, InputError
+from qbench.limits import parse_max_drop
 
 BASE = {"model": {"source": "m"}, "data": {"source": "d.csv"}}
 

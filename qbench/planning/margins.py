@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from qbench.config import MaxDrop, parse_max_drop
 from qbench.errors import InputError
+from qbench.limits import MaxDrop, parse_max_drop
 
 __all__ = ["MaxDrop", "margin_of", "parse_max_drop"]
 
