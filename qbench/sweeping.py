@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 
 from qbench import judging
+from qbench.executing import executor_for
 from qbench.progress import Listener
 from qbench.raced import describe_effort, racer_for
 from qbench.records import SweepRecord, to_dict
 from qbench.runtime.ort import open_session
 from qbench.sensitivity.activations import Limits
+from qbench.sensitivity.executors import Assignment, Executor
 from qbench.sensitivity.preflight import (
     Forecast,
     Preflight,
@@ -39,7 +39,8 @@ class ReadySweep:
     """A sweep that passed its preflight.
 
     Attributes:
-        runner: Measures a cell.
+        runner: The sweep, whose reference has run.
+        executor: Measures cells.
         cells: Every (layer, format), in the order of the graph.
         known: Records that the journal holds already, those of the preflight included.
         forecast: What the rest will take.
@@ -47,6 +48,7 @@ class ReadySweep:
     """
 
     runner: Sweep
+    executor: Executor
     cells: tuple[Cell, ...]
     known: dict[Cell, SweepRecord]
     forecast: Forecast
@@ -91,7 +93,7 @@ def ready_sweep(work: Workbench, listener: Listener) -> Iterator[ReadySweep]:
     clips, seed = judging.clips_of(work, ranges), work.config.run.seed
     family = len(cells) * len(task.metrics)
     runner = Sweep(replay, task, work.backend, clips, ranges, seed, family)
-    racer = None
+    racer, executor = None, None
     try:
         _check_reference(work, runner)
         pending = [cell for cell in cells if cell not in known]
@@ -106,8 +108,15 @@ def ready_sweep(work: Workbench, listener: Listener) -> Iterator[ReadySweep]:
         check_limits(
             expected, work.config.sweep.memory_limit, shutil.disk_usage(work.run.path).free
         )
-        yield ReadySweep(runner, cells, known, expected, racer)
+        left = [cell for cell in cells if cell not in known or not is_final(known[cell])]
+        executor = executor_for(work, runner.bench, racer.pools if racer else None, expected, left)
+        if racer is not None:
+            racer.executor = executor
+        yield ReadySweep(runner, executor, cells, known, expected, racer)
     finally:
+        if executor is not None:
+            work.run.write_run({"executor": executor.describe()})
+            executor.close()
         if racer is not None:
             racer.close()
         runner.close()
@@ -116,30 +125,19 @@ def ready_sweep(work: Workbench, listener: Listener) -> Iterator[ReadySweep]:
 def all_cells(work: Workbench, ready: ReadySweep, listener: Listener) -> Iterator[SweepRecord]:
     """Yield the record of every cell, measured on all samples, until the time budget is used up.
 
-    Several cells are measured side by side, one thread each: on small batches that beats several
-    threads in one cell. Records come in the order of the graph.
+    Several cells are measured side by side. Records come in the order of the graph.
     """
-    layers = work.layers.by_name()
     deadline = time.perf_counter() + (work.config.sweep.budget_s or float("inf"))
-    waiting = deque(ready.pending)
-    running: dict[Cell, Future[SweepRecord]] = {}
-    workers = work.settings.threads
-    pool = ThreadPoolExecutor(workers)
-    try:
+    wanted = [Assignment(cell) for cell in ready.pending]
+    with closing(ready.executor.run(wanted, lambda: time.perf_counter() >= deadline)) as measured:
         for cell in ready.cells:
-            while waiting and len(running) <= workers and time.perf_counter() < deadline:
-                name, form = waiting.popleft()
-                running[name, form] = pool.submit(ready.runner.measure, layers[name], form)
             if cell in ready.known:
                 listener.step("from the journal")
                 yield ready.known[cell]
-            elif cell in running:
-                record = running.pop(cell).result()
+            elif (record := next(measured)) is not None:
                 work.run.append_sweep(record)
                 listener.step(f"{cell[0]} {cell[1]}")
                 yield record
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def raced_cells(work: Workbench, ready: ReadySweep, listener: Listener) -> Iterator[SweepRecord]:

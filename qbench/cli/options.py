@@ -35,6 +35,9 @@ _KEYS = {
     "budget": "sweep.budget",
     "max_memory": "sweep.max_memory",
     "remedies": "sweep.remedies",
+    "executor": "sweep.executor",
+    "ray_address": "sweep.ray_address",
+    "workers": "sweep.workers",
     "backend": "plan.backend",
     "max_drop": "plan.max_drop",
     "objective": "plan.objective",
@@ -137,7 +140,7 @@ def sweep_options(function: F) -> F:
             click.option(
                 "--race/--no-race",
                 default=None,
-                help="Stop cells that cannot change the plan any more (off by default).",
+                help="Stop cells that cannot change the plan any more (on by default).",
             ),
             click.option(
                 "--budget", metavar="TIME", help="Time that the cells may take: 90s, 10m, 1h."
@@ -151,8 +154,28 @@ def sweep_options(function: F) -> F:
             click.option(
                 "--max-memory", metavar="SIZE", help="Refuse a sweep that would take more: 4G."
             ),
+            *executor_options(),
         ]
     )(function)
+
+
+def executor_options() -> list[Callable[[F], F]]:
+    """Return the options that say where cells are measured."""
+    return [
+        click.option(
+            "--executor",
+            metavar="NAME",
+            help="local (threads here), or ray (workers of a Ray cluster).",
+        ),
+        click.option(
+            "--ray-address",
+            metavar="HOST:PORT",
+            help="Cluster for ray, or auto; without one a cluster is started here.",
+        ),
+        click.option(
+            "--workers", type=int, metavar="N", help="Cells side by side (one a core by default)."
+        ),
+    ]
 
 
 def layer_globs() -> list[Callable[[F], F]]:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from qbench.lowering import lowering_for
 from qbench.records import Estimate, Layer, Layers, Status, SweepRecord
 from qbench.sensitivity.cells import measure_cell, refuse
+from qbench.sensitivity.executors import Assignment, Executor, LocalExecutor
 from qbench.sensitivity.looking import Pools, look_name
 from qbench.sensitivity.race import LEVELS, TOLERANCE, WORDS, Cell, Fate, Job, Race, Rules
 from qbench.sensitivity.timing import paired_latency, spread_batches
@@ -80,6 +80,10 @@ class Racer:
         self.pools = pools
         self._layers = layers.by_name()
         self._pace = pace or Pace()
+        #: Measures the jobs; it may be replaced before the race is run.
+        self.executor: Executor = LocalExecutor(
+            self._bench, self._layers, pools, self._pace.workers
+        )
         self._rules = Rules(pools.samples, pools.scales, tolerance=tolerance, levels=levels)
         self._records: dict[Cell, SweepRecord] = {}
         self._latency: dict[Cell, Estimate] = {}
@@ -146,22 +150,8 @@ class Racer:
 
     def _measure(self, jobs: Sequence[Job]) -> Iterator[SweepRecord | None]:
         """Yield the record of each job in order; ``None`` for those that the budget left out."""
-        if not jobs or jobs[0].look is None or self._pace.workers < 2:
-            yield from map(self._one, jobs)
-            return
-        executor = ThreadPoolExecutor(self._pace.workers)
-        try:
-            yield from executor.map(self._one, jobs)
-        finally:
-            executor.shutdown(cancel_futures=True)
-
-    def _one(self, job: Job) -> SweepRecord | None:
-        if self._over():
-            return None
-        layer = self._layers[job.cell[0]]
-        if job.look is None:
-            return measure_cell(self._bench, layer, job.cell[1], outputs_only=True)
-        return self.pools.look_at(layer, job.cell[1], job.look)
+        work = [Assignment(job.cell, job.look, outputs_only=job.look is None) for job in jobs]
+        yield from self.executor.run(work, self._over)
 
     def _take(self, race: Race, job: Job, record: SweepRecord) -> SweepRecord:
         """Tell the race of a record, keep it with what earlier ones of the cell know."""
