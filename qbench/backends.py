@@ -2,13 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from types import MappingProxyType
 
 from qbench.errors import InputError, unknown_name
 from qbench.formats import Format, Granularity, format_named
 from qbench.records import Kind, Status
+
+
+class Kernel(StrEnum):
+    """How a backend computes layers of a kind in a format."""
+
+    NATIVE = "native"  # a kernel of its own
+    EMULATED = "emulated"  # the right rounding; computed in the high precision, without its speed
+    NONE = "none"  # not at all: never offered
+
+
+class Variant(StrEnum):
+    """How the graph of an engine holds fp16."""
+
+    ROUNDED = "rounded"  # computed in fp32, rounded to fp16 at the borders of each layer
+    ISLANDS = "islands"  # computed in fp16, with Casts where a run of fp16 layers begins and ends
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """One format on one backend.
+
+    Attributes:
+        format: Name of the format.
+        kernels: How each kind of layer that can take it is computed.
+        hardware: The least hardware that has the kernels, or "" for the backend's own.
+        proof: Operators of the runtime's optimised graph of which one shows the native kernel.
+        remark: In words.
+    """
+
+    format: str
+    kernels: Mapping[Kind, Kernel]
+    hardware: str = ""
+    proof: frozenset[str] = frozenset()
+    remark: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,26 +53,62 @@ class Backend:
     Attributes:
         name: The word used in configurations and plans.
         high_precision: The format of every layer that no plan lowers.
-        formats: Formats that the backend can run, the high precision first.
-        emulated: Formats whose arithmetic is emulated there (right rounding, no speed).
+        supports: Formats that the backend can run, the high precision first.
+        variant: How its engines hold fp16.
+        contrib: Whether operators of ONNX Runtime's own domain are allowed in its engines.
+        fuses_siblings: Whether products that read one tensor (query, key and value; gate and up)
+            are joined there, and so must share a format.
+        hardware: The least hardware that it runs on.
         session_options: Session configuration entries that every session of this backend
             sets, in the sweep and in the engine alike.
         opset: The ONNX opset of its engines.
         ready: Whether this version of qbench builds and runs it.
-        fuses_siblings: Whether linear layers that read one activation (query, key and value; gate
-            and up) run as one product there, and so must share a format.
     """
 
     name: str
     high_precision: str
-    formats: tuple[str, ...]
-    emulated: tuple[str, ...] = ()
+    supports: tuple[Support, ...]
+    variant: Variant = Variant.ROUNDED
+    contrib: bool = True
+    fuses_siblings: bool = False
+    hardware: str = ""
     session_options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     opset: int = 21
     ready: bool = True
-    fuses_siblings: bool = False
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Names of the formats that it can run, the high precision first."""
+        return tuple(support.format for support in self.supports)
+
+    def support(self, format_name: str) -> Support | None:
+        """Return what the backend has for a format, or ``None``."""
+        return next((s for s in self.supports if s.format == format_name), None)
+
+    def kernel(self, kind: Kind, format_name: str) -> Kernel:
+        """Return how layers of a kind are computed in a format."""
+        support = self.support(format_name)
+        return Kernel.NONE if support is None else support.kernels.get(kind, Kernel.NONE)
+
+    def emulates(self, kind: Kind, format_name: str) -> bool:
+        """Whether layers of a kind have the format's rounding and not its speed."""
+        return self.kernel(kind, format_name) is Kernel.EMULATED
 
 
+def _all(kernel: Kernel, *kinds: Kind) -> dict[Kind, Kernel]:
+    return dict.fromkeys(kinds or tuple(Kind), kernel)
+
+
+#: What int8 quantizes besides matrices: activations that products, norms and softmaxes read.
+_EDGES = (
+    Kind.ATTENTION_SCORES,
+    Kind.ATTENTION_CONTEXT,
+    Kind.SOFTMAX,
+    Kind.KV,
+    Kind.LAYERNORM,
+)
+_NATIVE, _EMULATED = Kernel.NATIVE, Kernel.EMULATED
+_BITS = frozenset({"MatMulNBits"})
 #: Accuracy level 0 keeps MatMulNBits in floating point; its default computes in 8 bits.
 _ORT_SESSION = MappingProxyType(
     {
@@ -47,26 +118,82 @@ _ORT_SESSION = MappingProxyType(
     }
 )
 
+_ORT_CPU = (
+    Support("fp32", _all(_NATIVE)),
+    Support("fp16", _all(_EMULATED), remark="rounded at the borders of each layer"),
+    Support("bf16", _all(_EMULATED), remark="rounded at the borders of each layer"),
+    Support(
+        "int8",
+        _all(_NATIVE, Kind.LINEAR, Kind.EMBEDDING) | _all(_EMULATED, Kind.CONV, *_EDGES),
+        proof=frozenset({"MatMulIntegerToFloat", "QLinearMatMul", "QGemm"}),
+        remark="what an activation alone carries is rounded and multiplied in fp32",
+    ),
+    Support(
+        "int8_dynamic",
+        _all(_NATIVE, Kind.LINEAR),
+        proof=frozenset({"DynamicQuantizeMatMul", "MatMulIntegerToFloat", "MatMulInteger"}),
+        remark="one scale a batch: an answer depends on its batch-mates",
+    ),
+    Support("w8a16", _all(_NATIVE, Kind.LINEAR, Kind.EMBEDDING), proof=_BITS),
+    Support("w4a16", _all(_NATIVE, Kind.LINEAR), proof=_BITS, remark="accuracy level 0"),
+    Support(
+        "w4a8", _all(_NATIVE, Kind.LINEAR), proof=_BITS, remark="accuracy level 4, on its node"
+    ),
+    Support("fp8", _all(_EMULATED, Kind.LINEAR), remark="E4M3; the product is computed in fp32"),
+)
+_ORT_CUDA = (
+    Support("fp16", _all(_NATIVE)),
+    Support("fp32", _all(_NATIVE)),
+    Support("bf16", _all(_NATIVE), hardware="SM80"),
+    Support("int8", _all(_EMULATED, Kind.LINEAR), remark="Q/DQ stays around a product in fp16"),
+    Support("w8a16", _all(_NATIVE, Kind.LINEAR, Kind.EMBEDDING), proof=_BITS),
+    Support("w4a16", _all(_NATIVE, Kind.LINEAR), proof=_BITS),
+)
+_TENSORRT = (
+    Support("fp16", _all(_NATIVE)),
+    Support("fp32", _all(_NATIVE)),
+    Support("bf16", _all(_NATIVE), hardware="SM80"),
+    Support(
+        "int8",
+        _all(_NATIVE, Kind.LINEAR, Kind.CONV, *_EDGES[:4]) | _all(_EMULATED, Kind.LAYERNORM),
+        remark="symmetric, no zero points but int8 0",
+    ),
+    Support("w4a16", _all(_NATIVE, Kind.LINEAR), remark="blocks of 128 along K"),
+    Support("fp8", _all(_NATIVE, Kind.LINEAR), hardware="SM89", remark="E4M3"),
+)
+
 BACKENDS: dict[str, Backend] = {
     b.name: b
     for b in (
-        Backend(
-            "ort-cpu",
-            "fp32",
-            ("fp32", "fp16", "int8", "int8_dynamic", "w8a16", "w4a16"),
-            emulated=("fp16",),
-            session_options=_ORT_SESSION,
-        ),
+        Backend("ort-cpu", "fp32", _ORT_CPU, session_options=_ORT_SESSION, hardware="x86-64, Arm"),
         Backend(
             "ort-cuda",
             "fp16",
-            ("fp16", "fp32", "int8", "w8a16", "w4a16"),
+            _ORT_CUDA,
+            variant=Variant.ISLANDS,
             session_options=_ORT_SESSION,
+            hardware="SM60",
             ready=False,
         ),
-        Backend("tensorrt", "fp16", ("fp16", "fp32", "int8", "w8a16", "w4a16", "fp8"), ready=False),
         Backend(
-            "tensorrt-rtx", "fp16", ("fp16", "fp32", "int8", "w8a16", "w4a16", "fp8"), ready=False
+            "tensorrt",
+            "fp16",
+            _TENSORRT,
+            variant=Variant.ISLANDS,
+            contrib=False,
+            fuses_siblings=True,
+            hardware="SM75",
+            ready=False,
+        ),
+        Backend(
+            "tensorrt-rtx",
+            "fp16",
+            _TENSORRT,
+            variant=Variant.ISLANDS,
+            contrib=False,
+            fuses_siblings=True,
+            hardware="SM75, 80, 86, 89, 120, 121",
+            ready=False,
         ),
     )
 }
@@ -90,13 +217,49 @@ def backend_named(name: str) -> Backend:
     return backend
 
 
+@dataclass(frozen=True, slots=True)
+class SupportRow:
+    """One row of the table of backends and formats, in words.
+
+    Attributes:
+        backend: Name of the backend.
+        format: Name of the format.
+        native: Kinds of layers with a kernel of their own.
+        emulated: Kinds of layers that are rounded and computed in the high precision.
+        hardware: The least hardware.
+        remark: In words.
+    """
+
+    backend: str
+    format: str
+    native: str
+    emulated: str
+    hardware: str
+    remark: str
+
+
+def support_rows() -> Iterator[SupportRow]:
+    """Yield every format of every backend: the one table that doctor and the documents print."""
+    for backend in BACKENDS.values():
+        for support in backend.supports:
+            high = "the high precision" if support.format == backend.high_precision else ""
+            yield SupportRow(
+                backend.name,
+                support.format,
+                _kinds_with(support, Kernel.NATIVE),
+                _kinds_with(support, Kernel.EMULATED),
+                support.hardware or backend.hardware,
+                "; ".join(words for words in (high, support.remark) if words),
+            )
+
+
+def _kinds_with(support: Support, kernel: Kernel) -> str:
+    kinds = [kind for kind in Kind if support.kernels.get(kind) is kernel]
+    return "every kind" if len(kinds) == len(Kind) else ", ".join(kinds)
+
+
 #: Kinds whose layer holds a matrix that can be stored in fewer bits.
 _STORED = (Kind.LINEAR, Kind.CONV, Kind.EMBEDDING)
-#: What quantizes a kind in this version, besides fp32 and fp16.
-_QUANTIZED: dict[Kind, tuple[str, ...]] = {
-    Kind.LINEAR: ("int8", "int8_dynamic", "w8a16", "w4a16"),
-    Kind.EMBEDDING: ("w8a16",),
-}
 
 
 def _quantizes_activation(form: Format) -> bool:
@@ -116,7 +279,7 @@ def applicability(kind: Kind, format_name: str, backend: Backend) -> tuple[Statu
     if form.name not in backend.formats:
         runs = ", ".join(backend.formats)
         return Status.NOT_APPLICABLE, f"{backend.name} cannot run {form.name}; it runs {runs}"
-    if form.is_float or form.name in _QUANTIZED.get(kind, ()):
+    if backend.kernel(kind, form.name) is not Kernel.NONE:
         return Status.OK, ""
     if kind not in _STORED and not _quantizes_activation(form):
         return Status.NOT_APPLICABLE, f"{form.name} is for weight matrices; {kind} has none"
@@ -128,3 +291,18 @@ def applicability(kind: Kind, format_name: str, backend: Backend) -> tuple[Statu
 def applicable_formats(kind: Kind, backend: Backend) -> tuple[str, ...]:
     """Return the formats that layers of a kind can take on a backend, the high precision first."""
     return tuple(f for f in backend.formats if applicability(kind, f, backend)[0] is Status.OK)
+
+
+def in_uniform(kind: Kind, format_name: str, backend: Backend) -> bool:
+    """Whether a uniform engine of a format gives it to layers of a kind.
+
+    That is every kind for a floating-point format. Another goes to what multiplies by a matrix,
+    and to tables where it is the stored weight alone that it narrows: int8 in front of every norm
+    and softmax is nothing that anyone ships.
+    """
+    form = format_named(format_name)
+    kernel = backend.kernel(kind, form.name)
+    if form.is_float or kind is Kind.LINEAR:
+        return kernel is not Kernel.NONE
+    table = kind is Kind.EMBEDDING and not _quantizes_activation(form)
+    return kernel is Kernel.NATIVE and (table or kind is Kind.CONV)

@@ -28,7 +28,8 @@ class Target:
         source: The tensor that is tapped.
         layer: The layer whose edge it is; else the layer that computes it.
         implicit: How it is computed from the tensor, where it is not the tensor itself.
-        scores: Whether a softmax reads or computes it; what a mask filled in is then no value.
+        scores: Whether a softmax reads or computes it, or a mask's fill reaches it; what a mask
+            filled in is then no value.
     """
 
     name: str
@@ -63,7 +64,7 @@ def targets_of(model: ir.Model, layers: Layers) -> tuple[Target, ...]:
         for layer in layers.layers
         if layer.kind is Kind.SOFTMAX
         for tensor in tensors_of(layer, nodes)
-    }
+    } | {mask.tensor for layer in layers.layers for mask in layer.masks}
     found: dict[tuple[str, str], Target] = {}
     for layer in layers.layers:
         for tensor in tensors_of(layer, nodes):

@@ -108,7 +108,7 @@ def _try_format(backend: Backend, name: str) -> FormatProbe:
         return FormatProbe(name, "fails", str(error))
     if not np.isfinite(output).all():
         return FormatProbe(name, "fails", "the tiny model gave numbers that are not finite")
-    remark = "right rounding, no gain in speed" if name in backend.emulated else ""
+    remark = "right rounding, no gain in speed" if backend.emulates(Kind.LINEAR, name) else ""
     if name == backend.high_precision:
         remark = "the high precision here"
     return FormatProbe(name, "runs", remark)

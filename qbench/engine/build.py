@@ -19,9 +19,10 @@ from qbench.graph.model import Model, save_graph
 from qbench.graph.shapes import infer_shapes
 from qbench.lowering import lowering_for, unusable_clips
 from qbench.lowering.edit import LAYER_KEY
+from qbench.lowering.rounding import rewritten_in
 from qbench.lowering.smooth import Readers, readers_of
 from qbench.lowering.treated import treated
-from qbench.records import Layer, Layers, Plan, PlanLayer, Status
+from qbench.records import Layer, Layers, Plan, PlanLayer, Rewritten, Status
 
 ENGINE_FILE = "engine.onnx"
 
@@ -153,6 +154,17 @@ def file_facts(path: Path) -> tuple[int, str]:
             while chunk := stream.read(1 << 22):
                 digest.update(chunk)
     return size, digest.hexdigest()
+
+
+def rewritten_constants(layers: Layers, plan: Plan) -> tuple[Rewritten, ...]:
+    """Return the constants of masks that the plan's engine takes as the least of a format."""
+    known = layers.by_name()
+    return tuple(
+        item
+        for entry in plan.layers
+        if entry.name in known
+        for item in rewritten_in(known[entry.name], entry.format)
+    )
 
 
 def asked_formats(plan: Plan) -> dict[str, int]:

@@ -6,7 +6,7 @@ Weights may be memory-mapped and larger than memory, so they are looked at in pi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,15 +60,24 @@ class _Extent:
     nan: bool
 
 
-def find_extreme_constants(model: ir.Model) -> tuple[Extreme, ...]:
+def find_extreme_constants(
+    model: ir.Model, readers: Collection[str] | None = None
+) -> tuple[Extreme, ...]:
     """Return the floating-point constants beyond ±65504, infinities included, in graph order.
 
     Mask constants such as −inf, −1e12 and the lowest float32 are among them, and so are weights
     that a cast to fp16 would saturate. Initializers and Constant nodes are looked at, in
     subgraphs too. NaN elements are passed over; see ``find_non_finite_weights``.
+
+    Args:
+        model: The graph.
+        readers: Operators; constants that none of them reads are then not looked at.
     """
     return tuple(
-        extreme for constant in _constants(model) if (extreme := _extreme(constant)) is not None
+        extreme
+        for constant in _constants(model)
+        if readers is None or any(node.op_type in readers for node in constant.readers)
+        if (extreme := _extreme(constant)) is not None
     )
 
 

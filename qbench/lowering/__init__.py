@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from qbench.errors import InputError
 from qbench.lowering.base import Change, Lowering, Refusal, unusable_clips
+from qbench.lowering.bf16 import Bf16Lowering
+from qbench.lowering.fp8 import Fp8Lowering
 from qbench.lowering.fp16 import Fp16Lowering
 from qbench.lowering.int8 import Int8Lowering
 from qbench.lowering.int8_dynamic import Int8DynamicLowering
+from qbench.lowering.w4a8 import W4A8Lowering
 from qbench.lowering.w4a16 import W4A16Lowering
 from qbench.lowering.w8a16 import W8A16Lowering
 
@@ -17,24 +22,40 @@ LOWERINGS: dict[str, Lowering] = {
     lowering.format.name: lowering
     for lowering in (
         Fp16Lowering(),
+        Bf16Lowering(),
         Int8Lowering(),
         Int8DynamicLowering(),
         W8A16Lowering(),
         W4A16Lowering(),
+        W4A8Lowering(),
+        Fp8Lowering(),
     )
+}
+#: Lowerings whose block size a plan may write down.
+_IN_BLOCKS: dict[str, Callable[[int], Lowering]] = {
+    "w4a16": W4A16Lowering,
+    "w4a8": W4A8Lowering,
 }
 
 
-def lowering_for(format_name: str) -> Lowering:
+def lowering_for(format_name: str, block: int | None = None) -> Lowering:
     """Return the lowering of a format.
+
+    Args:
+        format_name: The format.
+        block: Elements of K that share a scale, where the format lets a layer choose; ``None`` to
+            choose from the weight.
 
     Raises:
         InputError: If this version has none.
     """
     try:
-        return LOWERINGS[format_name]
+        lowering = LOWERINGS[format_name]
     except KeyError:
         raise InputError(
             f"format {format_name!r} has no lowering in this version; "
             f"offered: {', '.join(LOWERINGS)}"
         ) from None
+    if block is not None and format_name in _IN_BLOCKS:
+        return _IN_BLOCKS[format_name](block)
+    return lowering

@@ -10,7 +10,7 @@ from typing import Protocol
 import onnx_ir as ir
 
 from qbench.formats import Format
-from qbench.records import Layer, Status
+from qbench.records import Layer, Rewritten, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,15 @@ class Change:
         changed: Whether it changed anything (a segment may hold no node of the layer).
         weight_bytes: Bytes of the weights and scales that it stored.
         remark: How it differs from the format's plain form (another block size), or "".
+        rewritten: Constants of masks that it takes as the least number of the format.
+        block: Elements of K that share a scale, where the format has blocks.
     """
 
     changed: bool
     weight_bytes: int = 0
     remark: str = ""
+    rewritten: tuple[Rewritten, ...] = ()
+    block: int | None = None
 
 
 def unusable_clips(layer: Layer, clips: Mapping[str, float]) -> dict[str, str]:
@@ -58,7 +62,9 @@ def unusable_clips(layer: Layer, clips: Mapping[str, float]) -> dict[str, str]:
 class Lowering(Protocol):
     """A graph rewrite that gives a layer a format."""
 
-    format: Format
+    @property
+    def format(self) -> Format:
+        """The format."""
 
     def requires(self, model: ir.Model, layer: Layer) -> Refusal | None:
         """Return why the layer cannot take the format, or ``None``."""

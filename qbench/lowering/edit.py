@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qbench.lowering.base import Change
+from qbench.records import Rewritten
 
 #: Metadata key of a node: the layer whose lowering made it.
 LAYER_KEY = "qbench.layer"
@@ -33,9 +34,11 @@ class GraphEditor:
         self.stored_bytes = 0
         self.made_nodes = 0
 
-    def change(self, remark: str = "") -> Change:
+    def change(
+        self, remark: str = "", rewritten: tuple[Rewritten, ...] = (), block: int | None = None
+    ) -> Change:
         """Return what was done so far."""
-        return Change(self.made_nodes > 0, self.stored_bytes, remark)
+        return Change(self.made_nodes > 0, self.stored_bytes, remark, rewritten, block)
 
     def _free(self, stem: str) -> str:
         name, number = stem, 1
@@ -69,9 +72,11 @@ class GraphEditor:
         after: bool = False,
         attributes: Mapping[str, int | float] | None = None,
         outputs: int = 1,
+        domain: str = "",
     ) -> tuple[ir.Value, ...]:
         """Insert a node before (or after) ``anchor`` and return its outputs."""
-        node = ir.node(op_type, inputs, attributes=dict(attributes or {}), num_outputs=outputs)
+        made = dict(attributes or {})
+        node = ir.node(op_type, inputs, attributes=made, num_outputs=outputs, domain=domain)
         node.name = self._free(f"{self.prefix}/{stem}")
         node.metadata_props[LAYER_KEY] = self.prefix
         self.nodes[node.name] = node

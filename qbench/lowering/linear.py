@@ -92,6 +92,21 @@ def _operand_refusal(layer: Layer, product: ir.Node) -> Refusal | None:
     return refusal
 
 
+def require_table(model: ir.Model, layer: Layer) -> Refusal | None:
+    """Return why a layer is not a lookup in one float32 table, or ``None``."""
+    nodes = {str(node.name): node for node in model.graph}
+    lookups = [nodes[name] for name in layer.nodes if name in nodes]
+    for table in (node.inputs[0] for node in lookups):
+        if table is None or not is_constant(table):
+            return Refusal(Status.NOT_APPLICABLE, "its table is no stored constant")
+        if constant_rank(table) != 2:
+            return Refusal(Status.NOT_YET, f"its table has {constant_rank(table)} dimensions")
+        refusal = require_float32(table)
+        if refusal is not None:
+            return refusal
+    return None
+
+
 def require_float32(operand: ir.Value) -> Refusal | None:
     """Return why a constant operand is not multiplied in float32, or ``None``."""
     dtype = constant_dtype(operand)
@@ -298,10 +313,10 @@ def _keep_apart(editor: GraphEditor, use: Occurrence, node: ir.Node) -> None:
             editor.drop_unused([add])
 
 
-def swap_weight(editor: GraphEditor, form: LinearForm, new: ir.Value) -> None:
-    """Make the MatMul read ``new`` and drop what only the old weight needed."""
-    old = form.node.inputs[1]
-    form.node.replace_input_with(1, new)
+def swap_weight(editor: GraphEditor, node: ir.Node, new: ir.Value) -> None:
+    """Make a product or convolution read ``new`` and drop what only the old weight needed."""
+    old = node.inputs[1]
+    node.replace_input_with(1, new)
     if old is not None:
         producer = old.producer()
         if producer is not None:
@@ -322,11 +337,22 @@ def per_channel_int8(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return quantized, scale
 
 
-def check_operators(model: ir.Model, layer: Layer, wanted: Mapping[str, str]) -> str | None:
-    """Return what is wrong: an operator that the format needs is missing, or a weight is left."""
+def check_operators(
+    model: ir.Model, layer: Layer, wanted: Mapping[str, str], keeps_weight: bool = False
+) -> str | None:
+    """Return what is wrong: an operator that the format needs is missing, or a weight is left.
+
+    Args:
+        model: The rewritten graph.
+        layer: The layer.
+        wanted: Operators with what to say where one is missing.
+        keeps_weight: Whether the format leaves the layer's weight as it is.
+    """
     found = {n.op_type for n in model.graph if n.metadata_props.get(LAYER_KEY) == layer.name}
     missing = [why for op, why in wanted.items() if op not in found]
-    return "; ".join(missing) or _unlowered(model, layer)
+    if missing or keeps_weight:
+        return "; ".join(missing) or None
+    return _unlowered(model, layer)
 
 
 def _unlowered(model: ir.Model, layer: Layer) -> str | None:

@@ -1,8 +1,12 @@
-"""w4a16: 4-bit symmetric weight in blocks of 128 along K, floating-point activation."""
+"""w4a16: 4-bit symmetric weight in blocks along K, floating-point activation.
+
+Blocks are of 128 where that divides K and no smaller one is worth its scales.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -13,9 +17,15 @@ from qbench.lowering.weight_only import apply_blocks
 from qbench.records import Layer
 
 
+@dataclass(frozen=True)
 class W4A16Lowering:
-    """int4 initializer behind a blocked DequantizeLinear."""
+    """int4 initializer behind a blocked DequantizeLinear.
 
+    Attributes:
+        block: Elements of K that share a scale; ``None`` to choose it from the weight.
+    """
+
+    block: int | None = None
     format = FORMATS["w4a16"]
 
     def requires(self, model: ir.Model, layer: Layer) -> Refusal | None:
@@ -24,7 +34,7 @@ class W4A16Lowering:
 
     def apply(self, model: ir.Model, layer: Layer, clips: Mapping[str, float]) -> Change:
         """Rewrite the graph in place; no clips are needed."""
-        return apply_blocks(model, layer, 4, self.format.block_size or 128)
+        return apply_blocks(model, layer, 4, self.block)
 
     def ensures(self, model: ir.Model, layer: Layer) -> str | None:
         """Return what is missing from the rewritten graph, or ``None``."""

@@ -17,15 +17,13 @@ from qbench.lowering.edit import GraphEditor
 from qbench.lowering.linear import (
     check_operators,
     constant_of,
-    constant_rank,
-    is_constant,
     present,
-    require_float32,
     require_linear,
+    require_table,
     unchanged,
 )
 from qbench.lowering.weight_only import apply_blocks
-from qbench.records import Kind, Layer, Status
+from qbench.records import Kind, Layer
 
 
 class W8A16Lowering:
@@ -35,25 +33,15 @@ class W8A16Lowering:
 
     def requires(self, model: ir.Model, layer: Layer) -> Refusal | None:
         """Return why the layer cannot take the format, or ``None``."""
-        if layer.kind is not Kind.EMBEDDING:
-            return require_linear(model, layer)
-        nodes = {str(node.name): node for node in model.graph}
-        lookups = [nodes[name] for name in layer.nodes if name in nodes]
-        for table in (node.inputs[0] for node in lookups):
-            if table is None or not is_constant(table):
-                return Refusal(Status.NOT_APPLICABLE, "its table is no stored constant")
-            if constant_rank(table) != 2:
-                return Refusal(Status.NOT_YET, f"its table has {constant_rank(table)} dimensions")
-            refusal = require_float32(table)
-            if refusal is not None:
-                return refusal
-        return None
+        if layer.kind is Kind.EMBEDDING:
+            return require_table(model, layer)
+        return require_linear(model, layer)
 
     def apply(self, model: ir.Model, layer: Layer, clips: Mapping[str, float]) -> Change:
         """Rewrite the graph in place; no clips are needed."""
         if layer.kind is Kind.EMBEDDING:
             return _apply_table(model, layer)
-        return apply_blocks(model, layer, 8, self.format.block_size or 128)
+        return apply_blocks(model, layer, 8, choosing=False)
 
     def ensures(self, model: ir.Model, layer: Layer) -> str | None:
         """Return what is missing from the rewritten graph, or ``None``."""

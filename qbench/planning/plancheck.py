@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from qbench.backends import Backend, applicability, applicable_formats, backend_named
 from qbench.errors import InputError, PlanError, did_you_mean, unknown_name
 from qbench.formats import format_named
-from qbench.records import Layer, Layers, Plan, PlanLayer, Status
+from qbench.records import Kind, Layer, Layers, Plan, PlanLayer, Status
 from qbench.remedies import check_treatment
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _row_problems(row: PlanLayer, backend: Backend, layer: Layer | None) -> Iter
         return
     tensors = [edge.tensor for edge in layer.edges if edge.tensor != layer.weight] if layer else []
     absent = sorted(set(tensors) - row.clips.keys())
-    if absent or not row.clips:
+    if absent or not (row.clips or row.kind is Kind.EMBEDDING):  # a table reads no activation
         of = f" of {', '.join(map(repr, absent))}" if absent else ""
         yield (
             f"layer {row.name!r} as {row.format} needs the clip{of} under `clips`; calibrate and "

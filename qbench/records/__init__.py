@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from qbench.records.latencies import BenchRun, BenchSummary, RequestLatency
-from qbench.records.layers import Edge, Kind, Layer, Layers, Occurrence, Unlayered
+from qbench.records.layers import Edge, Kind, Layer, Layers, Mask, Occurrence, Unlayered
 from qbench.records.measurements import (
     EngineReport,
     Estimate,
     Fallback,
     Judgement,
+    Rewritten,
     Status,
     SweepRecord,
     TensorRange,
@@ -44,6 +45,7 @@ __all__ = [
     "Layer",
     "LayerCall",
     "Layers",
+    "Mask",
     "Noise",
     "NoiseFloor",
     "Occurrence",
@@ -55,6 +57,7 @@ __all__ = [
     "RequestLatency",
     "RestoredRecord",
     "RestoredView",
+    "Rewritten",
     "Status",
     "SweepRecord",
     "TensorRange",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -29,6 +30,28 @@ class Edge:
     node: str
     index: int
     tensor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """A mask's fill that reaches a layer: a constant that fp16 cannot hold.
+
+    Attributes:
+        tensor: The tensor of the layer that carries it.
+        constant: Name of the initializer, or of the node that holds the constant.
+        value: Its element of largest magnitude.
+        guarded: Whether rows that are nothing but fill are caught behind the layer (by IsNaN).
+    """
+
+    tensor: str
+    constant: str
+    value: float
+    guarded: bool = False
+
+    @property
+    def kept(self) -> bool:
+        """Whether it stays as it is: an infinity, with rows of nothing else caught behind."""
+        return self.guarded and math.isinf(self.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +91,7 @@ class Layer:
         weight_bytes: Bytes of the weight as stored.
         parameters: Number of weight and bias elements.
         tie: Name shared by layers whose weight is one storage, or "".
+        masks: Fills of masks that reach it, beyond what fp16 can hold.
     """
 
     name: str
@@ -79,6 +103,7 @@ class Layer:
     weight_bytes: int = 0
     parameters: int = 0
     tie: str = ""
+    masks: tuple[Mask, ...] = ()
 
     @property
     def nodes(self) -> tuple[str, ...]:

@@ -166,6 +166,25 @@ class Fallback:
 
 
 @dataclass(frozen=True, slots=True)
+class Rewritten:
+    """A mask's constant that a layer takes as the least number of its format.
+
+    Attributes:
+        layer: Name of the layer.
+        tensor: The tensor that carries the constant into it.
+        constant: Name of the constant.
+        value: Its element of largest magnitude.
+        becomes: What the layer takes it as; the constant itself where it may stay.
+    """
+
+    layer: str
+    tensor: str
+    constant: str
+    value: float
+    becomes: float
+
+
+@dataclass(frozen=True, slots=True)
 class EngineReport:
     """What a plan built.
 
@@ -181,6 +200,7 @@ class EngineReport:
         fallbacks: Layers whose format was not realised.
         max_abs_diff: Largest output difference from the reference in the self-test.
         self_test: What the self-test says.
+        rewritten: Constants of masks that layers take as the least number of their format.
     """
 
     name: str
@@ -194,6 +214,7 @@ class EngineReport:
     fallbacks: tuple[Fallback, ...] = ()
     max_abs_diff: float = 0.0
     self_test: str = ""
+    rewritten: tuple[Rewritten, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

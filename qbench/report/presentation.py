@@ -26,6 +26,7 @@ from qbench.report.wording import (
     listed,
     megabytes,
     number,
+    rewritten_words,
     share,
 )
 
@@ -365,12 +366,13 @@ def shown_built(reports: Iterable[EngineReport]) -> Shown:
             report.self_test or DASH,
             "; ".join(f"{f.layer}: {f.asked} → {f.realised}, {f.reason}" for f in report.fallbacks)
             or DASH,
+            rewritten_words(report.rewritten) or DASH,
         )
         for report in reports
     ]
     headings = ("engine", "asked for", "realised", "operators after optimisation",
-                "largest output difference", "self-test", "fallbacks")  # fmt: skip
-    long = ("asked for", "realised", "operators after optimisation", "fallbacks")
+                "largest output difference", "self-test", "fallbacks", "masks")  # fmt: skip
+    long = ("asked for", "realised", "operators after optimisation", "fallbacks", headings[-1])
     columns = tuple(Column(h, h.startswith("largest"), h in long) for h in headings)
     caption = "Layers by format, read back from the runtime's optimised graph"
     return Shown(caption, columns, tuple(rows))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from qbench.formats import FORMATS
-from qbench.records import Estimate, Status, Verdict
+from qbench.records import Estimate, Rewritten, Status, Verdict
 
 #: Names that the plan's engine, the reference and the random plan have in every record.
 PLAN, REFERENCE, RANDOM = "plan", "reference", "random"
@@ -119,3 +120,13 @@ def role_of(engine: str) -> str:
     if engine in (PLAN, REFERENCE, RANDOM):
         return engine
     return "uniform" if engine in FORMATS else "front"
+
+
+def rewritten_words(items: Iterable[Rewritten]) -> str:
+    """Return the constants of masks with what they become, and in how many layers; "" for none."""
+    counts = Counter((item.constant, item.value, item.becomes) for item in items)
+    return "; ".join(
+        f"{constant} ({value:.4g}) {'stays' if value == becomes else f'→ {becomes:.6g}'}, "
+        f"{count} layers"
+        for (constant, value, becomes), count in counts.items()
+    )

@@ -109,7 +109,7 @@ def base_record(bench: Bench, layer: Layer, format_name: str) -> SweepRecord:
         Status.OK,
         backend=bench.backend.name,
         executed_on=bench.backend.name,
-        emulated=format_name in bench.backend.emulated,
+        emulated=bench.backend.emulates(layer.kind, format_name),
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from qbench.lowering import lowering_for
-from qbench.records import Estimate, Layer, Layers, Status, SweepRecord
+from qbench.records import Estimate, Kind, Layer, Layers, Status, SweepRecord
 from qbench.sensitivity.cells import measure_cell, refuse
 from qbench.sensitivity.executors import Assignment, Executor, LocalExecutor
 from qbench.sensitivity.looking import Pools, look_name
@@ -216,8 +216,8 @@ class Racer:
             layer = self._layers[cell[0]]
             groups.setdefault((layer.kind, layer.weight_shape, cell[1]), []).append(cell)
         clock, started = self._pace.clock, self._pace.clock()
-        for (_, _, format_name), members in groups.items():
-            emulated = format_name in self._bench.backend.emulated
+        for (kind, _, format_name), members in groups.items():
+            emulated = self._bench.backend.emulates(Kind(kind), format_name)
             wanted = _TIMED_EMULATED if emulated else _TIMED
             done = sum(cell in self._latency for cell in members)
             for at in spread_batches(members, wanted):
@@ -241,7 +241,7 @@ class Racer:
         except Exception:  # the look runs into the same and records it
             return None
         try:
-            emulated = format_name in self._bench.backend.emulated
+            emulated = self._bench.backend.emulates(layer.kind, format_name)
             batches = _BATCHES_EMULATED if emulated else _BATCHES
             return paired_latency(replay, changed, batches, _REPEATS)
         except Exception:  # as above

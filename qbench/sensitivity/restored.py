@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from qbench.backends import in_uniform
 from qbench.graph.content import release_weights
 from qbench.lowering import lowering_for
 from qbench.records import Estimate, Layer, RestoredRecord
@@ -24,8 +25,13 @@ from qbench.tasks.batches import gather_outputs
 
 
 def lowerable(bench: Bench, layers: Sequence[Layer], format_name: str) -> tuple[Layer, ...]:
-    """Return the layers that can take a format."""
-    return tuple(layer for layer in layers if refuse(bench, layer, format_name) is None)
+    """Return the layers that can take a format and that a uniform engine of it gives it to."""
+    return tuple(
+        layer
+        for layer in layers
+        if in_uniform(layer.kind, format_name, bench.backend)
+        and refuse(bench, layer, format_name) is None
+    )
 
 
 def lower_layers(

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
@@ -78,8 +79,14 @@ def fake_product(format_name: str, case: LoweringCase, block: int = 0) -> Produc
     """
     w = case.weight.astype(np.float32)  # scales are stored as float32, and found in it
     bias = np.zeros(w.shape[1]) if case.bias is None else case.bias.astype(np.float64)
-    if format_name == "fp16":
-        return lambda x: _half_product(x, w, bias, case.bias is not None and case.bias_apart)
+    if format_name in _NARROW:
+        apart = case.bias is not None and case.bias_apart
+        return lambda x: _narrow_product(x, w, bias, apart, _NARROW[format_name])
+    if format_name == "fp8":
+        small = _eighth(w, np.abs(w).max(axis=0, keepdims=True) / np.float32(448))
+        return lambda x: _eighth(x, np.float32(case.clip / 448)) @ small + bias
+    if format_name == "w4a8":
+        return lambda x: _rows_in_blocks(x, block) @ _in_blocks(w, 4, block) + bias
     if format_name in ("w8a16", "w4a16"):
         rounded = _in_blocks(w, 8 if format_name == "w8a16" else 4, block)
         return lambda x: x @ rounded + bias
@@ -115,14 +122,32 @@ def _dynamic(x: Array) -> Array:
     return np.asarray((np.clip(np.rint(x / scale) + zero, 0, 255) - zero) * scale)
 
 
-def _half(values: Array) -> Array:
+_NARROW = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
+
+
+def _narrow(values: Array, dtype: np.dtype) -> Array:
     with np.errstate(over="ignore"):
-        return np.asarray(values, np.float16).astype(np.float64)
+        return np.asarray(values, np.float32).astype(dtype).astype(np.float64)
 
 
-def _half_product(x: Array, w: Array, bias: Array, apart: bool) -> Array:
-    product = _half(x) @ _half(w)
-    return _half((_half(product) if apart else product) + _half(bias))
+def _narrow_product(x: Array, w: Array, bias: Array, apart: bool, dtype: np.dtype) -> Array:
+    product = _narrow(x, dtype) @ _narrow(w, dtype)
+    return _narrow((_narrow(product, dtype) if apart else product) + _narrow(bias, dtype), dtype)
+
+
+def _eighth(values: Array, step: Array | np.floating) -> Array:
+    """Return values rounded to E4M3 in units of ``step``."""
+    step = np.where(np.asarray(step) > 0, step, np.float32(1)).astype(np.float32)
+    scaled = np.clip(np.asarray(values, np.float32) / step, -448, 448)
+    return scaled.astype(ml_dtypes.float8_e4m3fn).astype(np.float64) * step
+
+
+def _rows_in_blocks(x: Array, block: int) -> Array:
+    """Return each row rounded to 8 bits, a block along its last axis at a time."""
+    parts = [x[..., at : at + block] for at in range(0, x.shape[-1], block)]
+    steps = [np.abs(part).max(axis=-1, keepdims=True) / np.float32(127) for part in parts]
+    rounded = [_rounded(part, step, 127, 127) for part, step in zip(parts, steps, strict=True)]
+    return np.concatenate(rounded, axis=-1)
 
 
 class LoweringContract:

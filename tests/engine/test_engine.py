@@ -292,7 +292,7 @@ def test_a_clip_that_cannot_be_used_is_an_error_of_the_plan(encoder, clips, word
 
 @pytest.mark.parametrize(
     "kind, name, word",
-    [(Kind.LAYERNORM, "int8", "LayerNorm"), (Kind.EMBEDDING, "w4a16", "embedding")],
+    [(Kind.LAYERNORM, "w8a16", "LayerNorm"), (Kind.EMBEDDING, "w4a16", "embedding")],
 )
 def test_a_format_that_a_layer_cannot_take_is_an_error_of_the_plan(encoder, kind, name, word):
     plan = plan_of(encoder, lambda _, layer: name if layer.kind is kind else "fp32")

@@ -3,10 +3,11 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
-from qbench.lowering import lowering_for
+from qbench.lowering import LOWERINGS, lowering_for
 from qbench.testing.lowerings import LoweringCase, LoweringContract, fake_product
 
 _spec = importlib.util.spec_from_file_location(
@@ -58,6 +59,35 @@ class TestW4A16(Blocks):
     format_name = "w4a16"
 
 
+class TestW4A8(Blocks):
+    format_name = "w4a8"
+    #: The last block of K may be a part of one.
+    BLOCKS = {32: 32, 576: 128, 100: 128, 17: 32, 131: 128, 256: 128, 3: 32, 1: 32}
+
+    def share(self):
+        return 0.9
+
+    def step(self, case):
+        return case.clip / 127 * float(np.abs(case.weight).max())
+
+
+class TestFp8(LinearContract):
+    format_name = "fp8"
+
+    def step(self, case):
+        return case.clip / 16 * float(np.abs(case.weight).max())
+
+
+class TestBf16(LinearContract):
+    format_name = "bf16"
+
+    def step(self, case):
+        return 4 * 2.0**-7  # outputs lie within ±4
+
+    def share(self):
+        return 0.9
+
+
 class TestFp16(LinearContract):
     format_name = "fp16"
 
@@ -88,6 +118,23 @@ class TestEmbeddingFp16(EmbeddingContract):
         return lambda ids: rows[ids]
 
 
+class TestEmbeddingBf16(EmbeddingContract):
+    format_name = "bf16"
+
+    def reference(self, case):
+        rows = case.weight.astype(ml_dtypes.bfloat16).astype(np.float32)
+        return lambda ids: rows[ids]
+
+
+class TestEmbeddingInt8(EmbeddingContract):
+    format_name = "int8"
+
+    def reference(self, case):
+        step = np.abs(case.weight).max(axis=0) / 127
+        rows = np.clip(np.rint(case.weight / step), -127, 127) * step
+        return lambda ids: rows[ids]
+
+
 class TestEmbeddingW8A16(EmbeddingContract):
     format_name = "w8a16"
 
@@ -98,12 +145,13 @@ class TestEmbeddingW8A16(EmbeddingContract):
         return lambda ids: rows[ids]
 
 
-@pytest.mark.parametrize("name", ["fp16", "int8", "int8_dynamic", "w8a16", "w4a16"])
+@pytest.mark.parametrize("name", list(LOWERINGS))
 def test_a_weight_that_is_used_twice_is_stored_once(name: str) -> None:
     case = layer_cases.LINEAR["shared weight"]()
     model = case.model.clone()
     lowering_for(name).apply(model, case.layer, case.clips)
-    large = [v for v in model.graph.initializers.values() if v.const_value.size == 32 * 32]
+    size = 32 * 16 if name == "w4a8" else 32 * 32  # two elements a byte
+    large = [v for v in model.graph.initializers.values() if v.const_value.size == size]
     assert len(large) == 1 and len(large[0].uses()) == 2
     kept = "DynamicQuantizeLinear" if name == "int8_dynamic" else "QuantizeLinear"
     if name.startswith("int8"):

@@ -4,12 +4,13 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from qbench.backends import BACKENDS
 from qbench.graph.layers import find_layers
 from qbench.lowering import LOWERINGS, Refusal, lowering_for, unusable_clips
 from qbench.records import Edge, Kind, Layer, Occurrence, Status
 from qbench.testing.graphs import Sketch, tiny_convnet, tiny_encoder
 
-LINEAR_ONLY = ("int8", "int8_dynamic", "w4a16")
+LINEAR_ONLY = ("int8_dynamic", "w4a16", "w4a8", "fp8")
 
 
 def refusal(model: ir.Model, format_name: str, kind: Kind = Kind.LINEAR) -> Refusal | None:
@@ -25,7 +26,7 @@ def product(weight, x_type=ir.DataType.FLOAT, op="MatMul", domain="", shape=("a"
     return s.model(y=y)
 
 
-@pytest.mark.parametrize("name", ["int8", "int8_dynamic", "w8a16", "w4a16"])
+@pytest.mark.parametrize("name", ["int8", "int8_dynamic", "w8a16", "w4a16", "w4a8", "fp8"])
 def test_fused_operators_are_refused_with_their_name(name: str) -> None:
     model = product(np.ones((32, 8), np.float32), op="FusedMatMul", domain="com.microsoft")
     said = refusal(model, name)
@@ -33,7 +34,7 @@ def test_fused_operators_are_refused_with_their_name(name: str) -> None:
     assert "FusedMatMul" in said.reason and said.remedy
 
 
-@pytest.mark.parametrize("name", ["int8", "int8_dynamic", "w8a16", "w4a16"])
+@pytest.mark.parametrize("name", ["int8", "int8_dynamic", "w8a16", "w4a16", "w4a8", "fp8"])
 def test_a_half_precision_graph_is_refused(name: str) -> None:
     model = product(np.ones((32, 8), np.float16), ir.DataType.FLOAT16)
     said = refusal(model, name)
@@ -45,7 +46,7 @@ def test_fp16_means_nothing_where_the_graph_is_half_already() -> None:
     assert said is not None and said.status is Status.NOT_APPLICABLE
 
 
-@pytest.mark.parametrize("name", ["int8", "int8_dynamic", "w8a16", "w4a16"])
+@pytest.mark.parametrize("name", ["int8", "int8_dynamic", "w8a16", "w4a16", "w4a8", "fp8"])
 def test_batches_of_matrices_are_refused(name: str) -> None:
     model = product(np.ones((4, 32, 8), np.float32), shape=("a", 4, 5, 32))
     said = refusal(model, name)
@@ -112,4 +113,4 @@ def test_a_clip_that_can_be_used_is_not() -> None:
 
 
 def test_every_format_of_the_backend_but_its_high_precision_has_a_lowering() -> None:
-    assert sorted(LOWERINGS) == ["fp16", "int8", "int8_dynamic", "w4a16", "w8a16"]
+    assert set(LOWERINGS) == set(BACKENDS["ort-cpu"].formats) - {"fp32"}

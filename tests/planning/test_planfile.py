@@ -98,7 +98,8 @@ def test_the_file_tells_a_person_how_to_change_it(path: Path) -> None:
     head = [line for line in text.splitlines() if line.startswith("#")]
     told = "\n".join(head)
     assert "qbench build" in told and "qbench verify" in told and "plan-1.schema.json" in told
-    assert "embedding: fp32, fp16, w8a16" in told and "every other kind: fp32, fp16" in told
+    assert "embedding: fp32, fp16, bf16, int8, w8a16" in told
+    assert "every other kind: fp32, fp16, bf16, int8" in told
     assert max(map(len, head)) <= 100
     assert f"- name: {QUERY}\n  kind: linear\n  format: int8\n  reason: " in text
     assert "&id" not in text and "numpy" not in text and "!!" not in text
@@ -177,17 +178,17 @@ def test_no_plan_at_all(tmp_path: Path) -> None:
             f"layer '{QUERY}', format: unknown format 'int9' (did you mean 'int8'",
         ),
         (
-            lambda d: d["layers"][1].update(format="fp8"),
-            f"layer '{QUERY}' cannot take fp8: ort-cpu cannot run fp8; it runs fp32, fp16",
+            lambda d: d["layers"][2].update(format="fp8"),
+            f"layer '{NORM}' cannot take fp8: fp8 on layernorm is not offered by this version",
         ),
         (
-            lambda d: d["layers"][2].update(format="int8"),
-            f"layer '{NORM}' cannot take int8: int8 on layernorm is not offered by this version "
-            "of qbench; allowed on layernorm: fp32, fp16",
+            lambda d: d["layers"][2].update(format="int8_dynamic"),
+            f"layer '{NORM}' cannot take int8_dynamic: int8_dynamic on layernorm is not offered by "
+            "this version of qbench; allowed on layernorm: fp32, fp16, bf16, int8",
         ),
         (
             lambda d: d["layers"][0].update(format="int8_dynamic"),
-            "embedding looks up rows; allowed on embedding: fp32, fp16, w8a16",
+            "embedding looks up rows; allowed on embedding: fp32, fp16, bf16, int8, w8a16",
         ),
         (
             lambda d: d["layers"][1].update(name="encoder.0.qeury"),
@@ -234,7 +235,7 @@ def test_a_key_given_twice_is_refused(path: Path) -> None:
 
 def test_every_problem_is_listed(path: Path) -> None:
     def spoil(document: dict[str, Any]) -> None:
-        document["layers"][1]["format"] = "fp8"
+        document["layers"][1]["kind"] = "conv"
         document["layers"][2]["format"] = "w4a16"
 
     message = refused(path, spoil)

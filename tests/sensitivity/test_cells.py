@@ -77,7 +77,7 @@ def encoder():
 
 def test_every_cell_is_a_record(encoder) -> None:
     for layer in encoder.layers:
-        for name in ("fp32", "fp16", "int8", "int8_dynamic", "w8a16", "w4a16", "fp8"):
+        for name in ("fp32", "fp16", "bf16", "int8", "int8_dynamic", "w8a16", "w4a16", "fp8"):
             record = encoder.measure(layer, name)
             assert (record.layer, record.kind, record.format) == (layer.name, layer.kind, name)
             assert from_dict(SweepRecord, to_dict(record)) == record
@@ -89,7 +89,8 @@ def test_every_cell_is_a_record(encoder) -> None:
             assert record.divergence.value >= 0 and len(record.samples["divergence"]) == 12
             assert 10 < record.sqnr_db <= 300 and 0.9 < record.cosine <= 1
             assert record.latency_delta_ms.n == 3 and math.isfinite(record.latency_delta_ms.value)
-            assert record.emulated == (name == "fp16")
+            matrix = layer.kind in (Kind.LINEAR, Kind.EMBEDDING)
+            assert record.emulated == (name in ("fp16", "bf16", "fp8") or not matrix)
             assert record.weight_bytes > 0 or layer.weight == ""
 
 

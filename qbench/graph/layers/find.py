@@ -18,6 +18,7 @@ from qbench.graph.layers.residuals import find_residuals
 from qbench.graph.layers.softmaxes import find_softmaxes
 from qbench.graph.layers.view import View
 from qbench.graph.layers.weights import find_weighted
+from qbench.graph.masks import mark_masks
 from qbench.records import Layer, Layers
 
 
@@ -25,7 +26,8 @@ def find_layers(model: ir.Model) -> Layers:
     """Return every layer of a graph, and every node that is in none with the reason.
 
     Structure alone decides what is a layer; names come from metadata, weights and nodes. The
-    graph is not changed, and no weight is read but constants of fewer than 4096 elements.
+    graph is not changed, and no weight is read but constants of fewer than 4096 elements and
+    what is added, picked or scaled as a mask.
 
     Args:
         model: A graph with unique node names and unique value names.
@@ -51,7 +53,7 @@ def find_layers(model: ir.Model) -> Layers:
     layers = tuple(
         replace(_layer(name, module, uses), tie=ties.get(name, "")) for name, module, uses in named
     )
-    return Layers(layers, explain(view, claims))
+    return Layers(mark_masks(model, layers), explain(view, claims))
 
 
 def _layer(name: str, module: str, uses: Sequence[Found]) -> Layer:
