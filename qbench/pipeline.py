@@ -18,6 +18,7 @@ from qbench.calibration.collect import calibrate as observe_ranges
 from qbench.config import Config
 from qbench.errors import MeasurementError, RunDirError
 from qbench.executing import check_executor
+from qbench.explaining import explain_cells
 from qbench.graph.layers import find_layers
 from qbench.judging import PLAN, REFERENCE
 from qbench.planner import BASELINES, Decision, decide, propose_baselines
@@ -140,6 +141,7 @@ def sweep(work: Workbench, listener: Listener | None = None) -> Iterator[SweepRe
         ready.executor.close()
         records = work.run.read_sweep()
         tell_effort(work, records, ready.cells)
+        explain_cells(work, records)
         try_remedies(work, ready.runner.bench, records, listener)
         measure_noise(work, ready.runner.bench, records, listener, budget_s=TRUST_BUDGET_S)
         measure_restored(work, ready.runner.bench, records, listener, budget_s=TRUST_BUDGET_S)

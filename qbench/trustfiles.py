@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from qbench import storage
-from qbench.records import Noise, ProxyAudit, RestoredView, from_dict, to_dict
+from qbench.records import Cause, Noise, ProxyAudit, RestoredView, from_dict, to_dict
 
 
 class TrustFiles:
@@ -60,6 +61,27 @@ class TrustFiles:
     def known_audit(self) -> ProxyAudit | None:
         """Return the audit of proxies, or ``None`` where none was made."""
         return self.read_audit() if self._audit_path.is_file() else None
+
+    def write_causes(self, causes: Sequence[Cause]) -> None:
+        """Write why cells are in trouble."""
+        storage.write_json(self._causes_path, {"causes": [to_dict(cause) for cause in causes]})
+
+    def read_causes(self) -> tuple[Cause, ...]:
+        """Return why cells are in trouble.
+
+        Raises:
+            RunDirError: If it is missing, damaged, or of another version.
+        """
+        content = storage.read_json(self._causes_path, "qbench sweep")
+        return tuple(from_dict(Cause, item) for item in content["causes"])
+
+    def known_causes(self) -> tuple[Cause, ...]:
+        """Return why cells are in trouble; none where it was not looked for."""
+        return self.read_causes() if self._causes_path.is_file() else ()
+
+    @property
+    def _causes_path(self) -> Path:
+        return self.path / "causes.json"
 
     @property
     def _noise_path(self) -> Path:

@@ -101,3 +101,23 @@ def _equal_bins(histogram: Counts, absmax: float) -> Floats:
 def _edges(histogram: Counts, absmax: float) -> tuple[Floats, Floats]:
     low, high = bin_edges(histogram[0])
     return np.minimum(low, absmax), np.minimum(high, absmax)
+
+
+def cut_off(histogram: Counts, absmax: float, clip: float) -> tuple[float, float]:
+    """Return what a clip cuts off: the share of elements, and of the sum of squares.
+
+    The second is ``Σ (v − clip)² / Σ v²`` over the magnitudes v beyond the clip, and over all.
+
+    Args:
+        histogram: Bins (``observers.bin_edges``) and counts, shape [2, occupied bins].
+        absmax: Largest magnitude seen.
+        clip: The clipping magnitude.
+    """
+    low, high = _edges(histogram, absmax)
+    counts = histogram[1].astype(np.float64)
+    middle = (low + high) / 2
+    beyond = np.clip((high - clip) / np.maximum(high - low, 1e-300), 0.0, 1.0)
+    error = counts * beyond * np.square(np.maximum((np.maximum(low, clip) + high) / 2 - clip, 0.0))
+    total = float((counts * np.square(middle)).sum())
+    share = float((counts * beyond).sum() / counts.sum()) if counts.sum() else 0.0
+    return share, float(error.sum()) / total if total > 0 else 0.0
