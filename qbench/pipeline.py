@@ -154,6 +154,7 @@ def make_plan(work: Workbench, listener: Listener | None = None) -> Plan:
     """
     decision = decide(work, listener or Silence())
     work.run.write_front(decision.front)
+    work.run.write_prices([to_dict(price) for price in decision.prices])
     work.run.write_judgements("sweep", decision.judgements)
     return take_plan(work, decision)
 

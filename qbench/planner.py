@@ -18,9 +18,11 @@ from qbench.planning.costs import Offer, make_offer, sum_divergence
 from qbench.planning.foreign import formats_of, read_modelopt
 from qbench.planning.front import front, random_plan
 from qbench.planning.pins import apply_pins
+from qbench.planning.prices import Price, reprice
 from qbench.planning.problem import Problem, Proposal, cost_of
 from qbench.planning.reasons import plan_layers
 from qbench.planning.solve import propose
+from qbench.pricing import profile_prices
 from qbench.progress import Listener
 from qbench.records import Judgement, Plan, Status, SweepRecord, Verdict, to_dict
 from qbench.remedying import records_to_plan
@@ -44,6 +46,7 @@ class Decision:
         words: The reason.
         front: Every proposal that was measured, as plain mappings.
         judgements: What their engines gave on the sweep split.
+        prices: What formats cost, from segments and from profiles of built engines.
     """
 
     plan: Plan
@@ -51,6 +54,7 @@ class Decision:
     words: str
     front: tuple[Mapping[str, Any], ...] = ()
     judgements: tuple[Judgement, ...] = ()
+    prices: tuple[Price, ...] = ()
 
 
 def decide(work: Workbench, listener: Listener) -> Decision:
@@ -71,6 +75,9 @@ def decide(work: Workbench, listener: Listener) -> Decision:
     named = names_of("front", proposals)
     measured = trials.measure(named)
     trials.discard(named)
+    prices = profile_prices(work, offer, _spread(proposals), records)
+    offer = reprice(offer, prices, work.layers, work.backend)
+    problem = replace(problem, options=offer.options)
     repaired = repair(trials, problem, measured, bounds, listener)
     measured += repaired.measured
     choice = choose(
@@ -89,7 +96,14 @@ def decide(work: Workbench, listener: Listener) -> Decision:
         choice.words,
         tuple(rows),
         tuple(m.judgement for m in measured),
+        tuple(prices),
     )
+
+
+def _spread(proposals: Sequence[Proposal]) -> list[Proposal]:
+    """Return the proposals that are profiled: the cheapest one, and one from the middle."""
+    picked = {len(proposals) - 1, len(proposals) // 2}
+    return [p for index, p in enumerate(proposals) if index in picked]
 
 
 def _problem(work: Workbench, offer: Offer) -> tuple[Problem, Bounds]:

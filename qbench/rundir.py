@@ -212,6 +212,19 @@ class RunDir(SweepFiles, TrustFiles):
         )
         return front
 
+    def write_prices(self, prices: Iterable[Mapping[str, Any]]) -> None:
+        """Write what formats cost, by kind, shape and source, one mapping each."""
+        self._update(self._front_path, {"prices": [to_dict(p) for p in prices]})
+
+    def known_prices(self) -> list[dict[str, Any]]:
+        """Return what formats cost; none where nothing was profiled."""
+        if not self._front_path.is_file():
+            return []
+        prices: list[dict[str, Any]] = storage.read_json(self._front_path, "qbench plan").get(
+            "prices", []
+        )
+        return prices
+
     def known_front(self) -> list[dict[str, Any]]:
         """Return the proposals of the planner; none where nothing was planned."""
         return self.read_front() if self._front_path.is_file() else []

@@ -24,7 +24,7 @@ FLOORS = {
     **dict.fromkeys(["calibration", "sensitivity", "planning", "engine", "serving"], 4),
     **dict.fromkeys(["pipeline", "planner", "judging", "sweeping", "workbench"], 5),
     **dict.fromkeys(["raced", "progress", "executing"], 5),
-    **dict.fromkeys(["budgets", "trials", "repairs"], 5),
+    **dict.fromkeys(["budgets", "trials", "repairs", "pricing"], 5),
     **dict.fromkeys(["trust", "auditing", "remedying", "explaining"], 5),
     "sla": 5,
     **dict.fromkeys(["cli", "report", "testing"], 6),

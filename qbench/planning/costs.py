@@ -133,7 +133,7 @@ def cell_costs(records: Sequence[SweepRecord], layers: Layers) -> list[CellCost]
         key = _cost_key(record, shapes)
         if record.status is Status.OK and key in pooled:
             latency = pooled[key]
-            seconds = _believed_ms(latency, record.emulated) / 1e3
+            seconds = believed_ms(latency, record.emulated) / 1e3
             costs.append(
                 CellCost(record.layer, record.format, record.weight_bytes, seconds, latency)
             )
@@ -145,7 +145,7 @@ def _cost_key(record: SweepRecord, shapes: Mapping[str, tuple[int, ...]]) -> Cos
     return record.kind, shapes.get(record.layer, ()), f"{record.format}{remedy}"
 
 
-def _believed_ms(latency: Estimate, emulated: bool) -> float:
+def believed_ms(latency: Estimate, emulated: bool) -> float:
     """Return the latency change that a planner may count on.
 
     A change whose interval holds zero is noise: it counts as none. An emulated format has no

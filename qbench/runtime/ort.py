@@ -15,7 +15,10 @@ import onnx_ir as ir
 from qbench.backends import BACKENDS, Backend
 from qbench.errors import MeasurementError, ModelError
 from qbench.graph.model import TensorSpec
+from qbench.runtime.memory import return_free_memory
 
+#: Bytes of weights from which on a closed session's memory is given back at once.
+_LARGE_BYTES = 32 << 20
 _PROVIDERS = {"ort-cpu": "CPUExecutionProvider", "ort-cuda": "CUDAExecutionProvider"}
 _DTYPES = {
     "tensor(float)": "float32",
@@ -39,6 +42,7 @@ class SessionSettings:
         entries: Session configuration entries, written down in the plan.
         optimised_path: Where the runtime saves its optimised graph, or ``None``.
         optimise: Whether graph optimisation is on (it is, but for a look at single nodes).
+        profile_stem: Beginning of the file where the runtime writes node times, or ``None``.
     """
 
     backend: str = "ort-cpu"
@@ -46,6 +50,7 @@ class SessionSettings:
     entries: Mapping[str, str] = field(default_factory=dict)
     optimised_path: Path | None = None
     optimise: bool = True
+    profile_stem: Path | None = None
 
 
 def settings_for(backend: Backend, threads: int | None = None) -> SessionSettings:
@@ -57,9 +62,10 @@ def settings_for(backend: Backend, threads: int | None = None) -> SessionSetting
 class Session:
     """A loaded graph that runs on NumPy arrays."""
 
-    def __init__(self, raw: Any, provider: str) -> None:
+    def __init__(self, raw: Any, provider: str, weight_bytes: int = 0) -> None:
         """Wrap an ``onnxruntime.InferenceSession`` that must run on ``provider``."""
         self._raw = raw
+        self._weight_bytes = weight_bytes
         self.provider = provider
         self.inputs = tuple(
             TensorSpec(i.name, _DTYPES.get(i.type, i.type), tuple(i.shape))
@@ -100,9 +106,15 @@ class Session:
         except Exception as error:  # the runtime's exceptions have no common base
             raise MeasurementError(f"{type(error).__name__}: {error}") from error
 
+    def end_profiling(self) -> Path:
+        """Return the file with the node times of every run since the session was opened."""
+        return Path(self._raw.end_profiling())
+
     def close(self) -> None:
-        """Free the runtime's session."""
+        """Free the runtime's session; memory of a large one goes back to the system."""
         self._raw = None
+        if self._weight_bytes >= _LARGE_BYTES:
+            return_free_memory()
 
     def __enter__(self) -> Session:
         """Return the session itself."""
@@ -137,6 +149,9 @@ def open_session(graph: ir.Model | Path, settings: SessionSettings) -> Session:
         options.add_session_config_entry(key, value)
     if not settings.optimise:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if settings.profile_stem is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(settings.profile_stem)
     if settings.optimised_path is not None:
         options.optimized_model_filepath = str(settings.optimised_path)
     provider = _PROVIDERS[settings.backend]
@@ -146,7 +161,15 @@ def open_session(graph: ir.Model | Path, settings: SessionSettings) -> Session:
         raise MeasurementError(f"{type(error).__name__}: {str(error)[:600]}") from error
     if provider not in raw.get_providers():
         raise MeasurementError(f"{provider} was asked for and {raw.get_providers()} realised")
-    return Session(raw, provider)
+    return Session(raw, provider, _weight_bytes(graph))
+
+
+def _weight_bytes(graph: ir.Model | Path) -> int:
+    if isinstance(graph, Path):
+        files = (graph, graph.with_name(f"{graph.name}.data"))
+        return sum(file.stat().st_size for file in files if file.is_file())
+    tensors = (value.const_value for value in graph.graph.initializers.values())
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
 def open_model(path: Path, source: str, light: bool = False) -> Session:
