@@ -20,7 +20,7 @@ from qbench.planning.front import front, random_plan
 from qbench.planning.pins import apply_pins
 from qbench.planning.prices import Price, reprice
 from qbench.planning.problem import Problem, Proposal, cost_of
-from qbench.planning.reasons import plan_layers
+from qbench.planning.reasons import plan_layers, with_treatment
 from qbench.planning.solve import propose
 from qbench.pricing import profile_prices
 from qbench.progress import Listener
@@ -174,7 +174,7 @@ def _plan_with(
         backend=work.backend.name,
         model_source=work.config.model.source,
         model_sha256=work.model.sha256,
-        layers=tuple(replace(row, treatment=treatments.get(row.name)) for row in rows),
+        layers=tuple(with_treatment(row, treatments.get(row.name)) for row in rows),
         session_options=dict(work.backend.session_options),
         constraints=constraints_of(work),
         predicted=_predicted(work, offer, formats, records),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from qbench.planning.costs import Offer
 from qbench.planning.problem import Objective, cost_of
-from qbench.records import Layers, PlanLayer
+from qbench.records import Layers, PlanLayer, Treatment
 
 _LESS = {"balanced": "time and bytes", "latency": "seconds", "bytes": "bytes"}
 _LESS["divergence"] = "time and bytes"
@@ -79,6 +80,14 @@ def plan_layers(
             )
         )
     return tuple(rows)
+
+
+def with_treatment(row: PlanLayer, treatment: Treatment | None) -> PlanLayer:
+    """Return a layer of a plan with its remedy, which its reason then names."""
+    if treatment is None:
+        return row
+    words = f"{row.reason}; with {treatment.variant}, which diverges less than without"
+    return replace(row, treatment=treatment, reason=words)
 
 
 def _legible(divergence: float) -> float:

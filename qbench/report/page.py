@@ -28,6 +28,12 @@ from qbench.report.presentation import (
     shown_sweep,
 )
 from qbench.report.ranks import half_agreement
+from qbench.report.remedy_tables import (
+    cause_words,
+    remedy_words,
+    shown_causes,
+    shown_remedies,
+)
 from qbench.report.run_records import RunRecords
 from qbench.report.run_view import Run
 from qbench.report.tables import primary_metric, ranges_table
@@ -227,10 +233,24 @@ def _sensitive_section(run: RunRecords, drawn: Mapping[str, str]) -> str:
         markup.paragraph(multiplicity_words(run.sweep, primary_metric(run.sweep))),
         markup.paragraph(agreement_words(half_agreement(run.sweep))),
         markup.bullets(call_words(run.noise)),
+        markup.paragraph(cause_words(run.causes)),
+        markup.paragraph(remedy_words(run.sweep, run.remedies, run.plan)),
         drawn.get("heat_map", ""),
         drawn.get("ranking", ""),
+        _remedies_part(run),
         markup.folded("Every cell of the sweep", markup.table(shown_sweep(run.sweep))),
     )
+
+
+def _remedies_part(run: RunRecords) -> str:
+    """Return the tables of causes and remedies; "" where there is none."""
+    parts = []
+    if run.causes:
+        parts.append(markup.table(shown_causes(run.causes)))
+    if run.remedies:
+        table = markup.table(shown_remedies(run.sweep, run.remedies, run.plan))
+        parts.append(markup.folded("Every remedy that was tried", table))
+    return "\n".join(parts)
 
 
 def _trust_section(run: RunRecords, drawn: Mapping[str, str]) -> str:

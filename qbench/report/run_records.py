@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from qbench.errors import PlanError, RunDirError
 from qbench.records import (
     BenchRun,
+    Cause,
     EngineReport,
     Judgement,
     Layers,
@@ -43,6 +44,8 @@ class RunRecords:
         noise: The noise floors, or ``None``.
         restored: The view with all layers low and one restored, or ``None``.
         audit: The audit of proxies, or ``None``.
+        causes: Why cells are in trouble.
+        remedies: Cells with a remedy.
         missing: Why a part is absent, by the part's name.
     """
 
@@ -60,6 +63,8 @@ class RunRecords:
     noise: Noise | None = None
     restored: RestoredView | None = None
     audit: ProxyAudit | None = None
+    causes: tuple[Cause, ...] = ()
+    remedies: tuple[SweepRecord, ...] = ()
     missing: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -104,6 +109,8 @@ def load_records(rundir: RunDir) -> RunRecords:
         noise=read("noise", rundir.read_noise, no_noise),
         restored=read("restored", rundir.known_restored, no_view),
         audit=read("audit", rundir.known_audit, no_audit),
+        causes=read("causes", rundir.known_causes, ()),
+        remedies=in_layer_order(read("sweep", rundir.read_remedies, ()), layers),
         missing=missing,
     )
 

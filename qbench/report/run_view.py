@@ -80,12 +80,31 @@ class Run:
 
     @cached_property
     def sweep(self) -> pd.DataFrame:
-        """One row a cell of the sweep, with intervals, and ranks within each format."""
+        """One row a cell of the sweep, with intervals, ranks within each format, and causes."""
+        from qbench.report.remedy_tables import strongest_causes
         from qbench.report.run_records import in_layer_order
         from qbench.report.tables import sweep_table
 
         cells = in_layer_order(self._rundir.read_sweep(), self.records.layers)
-        return sweep_table(cells, restored=self.records.restored)
+        frame = sweep_table(cells, restored=self.records.restored)
+        causes = strongest_causes(self.records.causes)
+        found = zip(frame["layer"], frame["format"], strict=True)
+        frame.insert(len(frame.columns) - 3, "cause", [causes.get(cell, "") for cell in found])
+        return frame
+
+    @cached_property
+    def causes(self) -> pd.DataFrame:
+        """One row a cause: why a cell is in trouble, with the evidence."""
+        from qbench.report.remedy_tables import causes_table
+
+        return causes_table(self._rundir.read_causes())
+
+    @cached_property
+    def remedies(self) -> pd.DataFrame:
+        """One row a cell that was lowered in another way, beside what it gave without."""
+        from qbench.report.remedy_tables import remedies_table
+
+        return remedies_table(self.records.sweep, self.records.remedies, self.records.plan)
 
     @cached_property
     def noise(self) -> pd.DataFrame:

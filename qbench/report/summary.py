@@ -15,6 +15,7 @@ from qbench.report.presentation import (
     shown_sensitive,
 )
 from qbench.report.ranks import half_agreement
+from qbench.report.remedy_tables import cause_words, remedy_words
 from qbench.report.run_records import RunRecords
 from qbench.report.tables import primary_metric, ranking_format
 from qbench.report.trust_tables import call_words, floor_words
@@ -87,6 +88,8 @@ def _layer_parts(run: RunRecords, top: int) -> list[RenderableType]:
         words = [
             multiplicity_words(run.sweep, primary_metric(run.sweep)),
             agreement_words(half_agreement(run.sweep)),
+            cause_words(run.causes),
+            remedy_words(run.sweep, run.remedies, run.plan),
             floor_words(run.noise),
             *call_words(run.noise, [ranking_format(run.sweep) or ""]),
         ]
