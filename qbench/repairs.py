@@ -108,9 +108,9 @@ def _build(
         "why": request.why,
         "level": request.proposal.level,
         "predicted": request.proposal.divergence_sum,
-        "pairs": [
-            {"cells": [" ".join(p.first), " ".join(p.second)], "extra": p.extra}
-            for p in sorted(state.pairs, key=lambda p: -abs(p.extra))[:8]
+        "interactions": [
+            {"cells": [" ".join(cell) for cell in term.cells], "extra": term.extra}
+            for term in sorted(state.interactions, key=lambda term: -abs(term.extra))[:8]
         ],
     }
     found = trials.measure({name: request.proposal})

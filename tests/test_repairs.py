@@ -64,7 +64,7 @@ def test_two_layers_that_break_together_are_found_and_taken_apart(place: Path) -
     written = yaml.safe_load(work.run.plan_path.read_text())["history"]
     rounds = [entry for entry in written if "round" in entry]
     assert rounds and rounds[-1]["step"] == "kept"
-    pairs = [pair for entry in rounds for pair in entry["pairs"]]
+    pairs = [term for entry in rounds for term in entry["interactions"]]
     assert {"gate.a int8", "gate.b int8"} in [set(pair["cells"]) for pair in pairs]
     work.run.unlock()
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qbench.planning.problem import Cell, Pair
+from qbench.planning.problem import Cell, Interaction
 
 Cells = frozenset[Cell]
 
@@ -96,23 +96,22 @@ def minimal_set(
     return tuple(kept)
 
 
-def pairs_of(
+def measured_interactions(
     singles: Mapping[Cell, float], seen: Sequence[Observation], sets: Collection[Cells]
-) -> tuple[Pair, ...]:
-    """Return the pair terms that measured sets of few cells say.
+) -> tuple[Interaction, ...]:
+    """Return what measured sets of few cells add, beyond their cells' own and smaller sets' terms.
 
-    A pair's own measurement is its term. Of a larger set what its pairs' terms do not explain is
-    shared among them equally.
+    Args:
+        singles: Divergence of each cell alone.
+        seen: What was measured.
+        sets: The sets that are to be terms; those that were not measured are left out.
     """
     measured = {o.cells: o.divergence for o in seen}
     terms: dict[Cells, float] = {}
     for cells in sorted((s for s in sets if s in measured), key=lambda s: (len(s), sorted(s))):
-        inner = [frozenset(pair) for pair in itertools.combinations(sorted(cells), 2)]
-        known = math.fsum(terms.get(pair, 0.0) for pair in inner)
-        left = measured[cells] - _own(cells, singles) - known
-        for pair in inner:
-            terms[pair] = terms.get(pair, 0.0) + left / len(inner)
-    return tuple(Pair(min(pair), max(pair), extra) for pair, extra in terms.items())
+        known = math.fsum(extra for inner, extra in terms.items() if inner < cells)
+        terms[cells] = measured[cells] - _own(cells, singles) - known
+    return tuple(Interaction(tuple(sorted(cells)), extra) for cells, extra in terms.items())
 
 
 def _own(cells: Cells, singles: Mapping[Cell, float]) -> float:

@@ -16,6 +16,8 @@ Options = Mapping[str, Sequence[Option]]
 Ties = Mapping[str, Sequence[str]]
 #: A layer in a format.
 Cell = tuple[str, str]
+#: Options by (index of the group, index of the option).
+Places = tuple[tuple[int, int], ...]
 
 #: The other cost counts this much of its span: it decides between equals and nothing else.
 TIEBREAK = 1e-6
@@ -28,7 +30,7 @@ class Limits:
     """What a choice may not exceed; ``None`` is no limit.
 
     Attributes:
-        divergence: Largest sum of divergences, pair terms included.
+        divergence: Largest sum of divergences, interactions included.
         seconds: Largest change of a batch's time against all high precision; below zero asks
             for a saving.
         bytes: Largest sum of the layers' weights and scales; tied storage counts once.
@@ -47,11 +49,13 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """What two cells add to the divergence when both are chosen, beyond their own; either sign."""
+class Interaction:
+    """What cells add to the divergence when all of them are chosen, beyond the rest; either sign.
 
-    first: Cell
-    second: Cell
+    Most have two cells: a pair of layers that break together.
+    """
+
+    cells: tuple[Cell, ...]
     extra: float
 
 
@@ -65,7 +69,7 @@ class Problem:
         fused: Layers that the backend computes as one: they take one format.
         tied_bytes: Bytes of a tie's storage in a format, by tie and format, where they were
             counted; else the largest of its layers' counts.
-        pairs: Measured interactions.
+        interactions: Those that were measured.
         limits: What the choice may not exceed.
         objective: What it minimises.
         high_precision: Name of the format that layers keep.
@@ -75,7 +79,7 @@ class Problem:
     ties: Ties = field(default_factory=dict)
     fused: Ties = field(default_factory=dict)
     tied_bytes: Mapping[Cell, int] = field(default_factory=dict)
-    pairs: tuple[Pair, ...] = ()
+    interactions: tuple[Interaction, ...] = ()
     limits: Limits = Limits()
     objective: Objective = "latency"
     high_precision: str = "fp32"
@@ -102,7 +106,7 @@ class Proposal:
     Attributes:
         level: The divergence that it was allowed; for a random plan, its own sum.
         formats: Format of each layer.
-        divergence_sum: Sum of its cells' divergences and measured pair terms: it orders
+        divergence_sum: Sum of its cells' divergences and measured interactions: it orders
             proposals, it predicts no drop.
         bytes: Bytes of all layers' weights; tied storage counts once.
         seconds: Change of a batch's time against all high precision.
@@ -222,16 +226,16 @@ def elements_of(groups: Sequence[Group]) -> int:
     return sum(group.options[0].elements for group in groups)
 
 
-def pair_terms(
-    groups: Sequence[Group], pairs: Iterable[Pair]
-) -> tuple[list[Group], dict[tuple[tuple[int, int], tuple[int, int]], float]]:
-    """Return the groups, and the extra divergence of two options of different groups.
+def joint_terms(
+    groups: Sequence[Group], interactions: Iterable[Interaction]
+) -> tuple[list[Group], dict[Places, float]]:
+    """Return the groups, and the extra divergence of options of different groups.
 
-    A pair within one group is part of the group's own option; one of a cell that is not offered
-    can never be chosen and is left out.
+    An interaction within one group is part of the group's own option; one of a cell that is not
+    offered, or of two options of one group, can never come about and is left out.
 
     Returns:
-        The groups, and the extras by ((group, option), (group, option)), the lower group first.
+        The groups, and the extras by places (group, option), ascending.
     """
     places = {
         (layer, option.format): (g, o)
@@ -240,16 +244,17 @@ def pair_terms(
         for layer in group.layers
     }
     inner: dict[tuple[int, int], float] = {}
-    outer: dict[tuple[tuple[int, int], tuple[int, int]], float] = {}
-    for pair in pairs:
-        ends = sorted(places[c] for c in (pair.first, pair.second) if c in places)
-        if len(ends) != 2:
+    outer: dict[Places, float] = {}
+    for interaction in interactions:
+        if not all(cell in places for cell in interaction.cells):
             continue
-        if ends[0] == ends[1]:
-            inner[ends[0]] = inner.get(ends[0], 0.0) + pair.extra
-        elif ends[0][0] != ends[1][0]:
-            key = (ends[0], ends[1])
-            outer[key] = outer.get(key, 0.0) + pair.extra
+        ends = tuple(sorted({places[cell] for cell in interaction.cells}))
+        if len({g for g, _ in ends}) < len(ends) or not ends:
+            continue
+        if len(ends) == 1:
+            inner[ends[0]] = inner.get(ends[0], 0.0) + interaction.extra
+        else:
+            outer[ends] = outer.get(ends, 0.0) + interaction.extra
     return [_with_inner(g, group, inner) for g, group in enumerate(groups)], outer
 
 

@@ -23,10 +23,10 @@ from qbench.planning.interactions import (
     NotMeasured,
     Observation,
     fit_pairs,
+    measured_interactions,
     minimal_set,
-    pairs_of,
 )
-from qbench.planning.problem import Cell, Pair, Problem, Proposal
+from qbench.planning.problem import Cell, Interaction, Problem, Proposal
 from qbench.planning.solve import propose, score
 from qbench.records import Estimate
 
@@ -130,13 +130,13 @@ class Repair:
         return self._done + 1
 
     @property
-    def pairs(self) -> tuple[Pair, ...]:
-        """The pair terms measured so far."""
-        return pairs_of(self._singles(), self.seen, dict.fromkeys(self.found))
+    def interactions(self) -> tuple[Interaction, ...]:
+        """Those measured so far."""
+        return measured_interactions(self._singles(), self.seen, dict.fromkeys(self.found))
 
     def predicted(self, formats: Mapping[str, str]) -> float:
         """Return the divergence that the model as it is now predicts."""
-        return propose(formats, replace(self.problem, pairs=self.pairs)).divergence_sum
+        return propose(formats, self._learned()).divergence_sum
 
     def best(self) -> Built | None:
         """Return the cheapest engine that was accepted, by prediction."""
@@ -147,19 +147,26 @@ class Repair:
         """Return what is to be done next."""
         if self._done >= self.rounds:
             return Stop(f"all {self.rounds} rounds are used")
-        target = self._target()
-        if target is None:
+        targets = self._targets()
+        if not targets:
             return Stop("no measured engine that was not accepted is cheaper than the accepted one")
-        measure = self._look(target)
-        return measure or self._build(target)
+        for target in targets:
+            request = self._look(target) or self._build(target)
+            if request is not None:
+                return request
+        return Stop("no choice that was not built yet is cheaper within a smaller divergence")
 
-    def _target(self) -> Built | None:
+    def _learned(self) -> Problem:
+        return replace(self.problem, interactions=self.interactions)
+
+    def _targets(self) -> list[Built]:
+        """Return the engines that were not accepted and would be cheaper, the nearest first."""
         best = self.best()
         limit = math.inf if best is None else score(best.proposal, self.problem)
         open_ones = [
             e for e in self.built if not e.accepted and score(e.proposal, self.problem) < limit
         ]
-        return min(open_ones, key=lambda e: e.nearness, default=None)
+        return sorted(open_ones, key=lambda e: e.nearness)
 
     def _look(self, target: Built) -> Measure | None:
         """Return what is to be measured to explain a target's divergence, or ``None``."""
@@ -195,7 +202,7 @@ class Repair:
             return 0.0
         for seen in reversed(self.seen):
             if seen.cells == cells:
-                known = [p.extra for p in self.pairs if {p.first, p.second} <= cells]
+                known = [i.extra for i in self.interactions if cells.issuperset(i.cells)]
                 own = [self._singles().get(cell, 0.0) for cell in cells]
                 return seen.divergence - math.fsum([*own, *known])
         raise NotMeasured(cells)
@@ -213,14 +220,14 @@ class Repair:
             for o in choices
         }
 
-    def _build(self, target: Built) -> Request:
+    def _build(self, target: Built) -> Build | None:
         """Return the cheapest choice that was not built, within a level that may be accepted."""
-        problem = replace(self.problem, pairs=self.pairs)
+        problem = self._learned()
         tried = {tuple(engine.proposal.formats.values()) for engine in self.built}
         best = self.best()
         most = math.inf if best is None else score(best.proposal, self.problem)
         careful = 0.0 if best is None else self.predicted(best.proposal.formats)
-        for level in _levels(careful, self._first_level(target)):
+        for level in _levels(careful, self._first_level(target, careful)):
             try:
                 proposal = at_level(problem, level)
             except BudgetError:
@@ -231,17 +238,19 @@ class Repair:
                 break
             if tuple(proposal.formats.values()) not in tried:
                 return Build(proposal, _why(target, len(self.found), level))
-        return Stop("no choice that was not built yet is cheaper within a smaller divergence")
+        return None
 
-    def _first_level(self, target: Built) -> float:
+    def _first_level(self, target: Built, careful: float) -> float:
         """Return the first level to try: what the target was meant to diverge by.
 
         Where the model explains the target's miss, the choice within that level leaves out what
-        broke; where the target met its prediction, the level itself was too high and is halved.
+        broke. Where the target met its prediction, the level itself was too high: the next one lies
+        half way, in its logarithm, to the level that was accepted.
         """
         meant = target.proposal.divergence_sum
-        explained = self.predicted(target.proposal.formats)
-        return meant if explained > MISS * meant else meant / 2
+        if self.predicted(target.proposal.formats) > MISS * meant:
+            return meant
+        return math.sqrt(meant * careful) if 0 < careful < meant else meant / 2
 
 
 def lowered(formats: Mapping[str, str], high_precision: str) -> Cells:

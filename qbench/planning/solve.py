@@ -15,13 +15,14 @@ from qbench.planning.costs import Option
 from qbench.planning.problem import (
     Group,
     Limits,
+    Places,
     Problem,
     Proposal,
     amount_of,
     combined_costs,
     elements_of,
     group_options,
-    pair_terms,
+    joint_terms,
 )
 
 #: The objective is scaled to this span, far above the solver's absolute tolerances of 1e-6.
@@ -40,8 +41,6 @@ _WORDS = {
     "bits": "mean bits a weight of",
 }
 
-Places = tuple[tuple[int, int], tuple[int, int]]
-
 
 def solve(problem: Problem) -> dict[str, str]:
     """Return the best format of each layer within the problem's limits.
@@ -49,14 +48,14 @@ def solve(problem: Problem) -> dict[str, str]:
     Minimises seconds (``latency``), bytes or divergence; of equally good choices the one that has
     less of the other costs is taken. ``balanced`` minimises seconds plus a tenth of bytes, each
     over its span, so that a hair of time does not keep a large table. Exact: a mixed-integer
-    program, one binary variable an option, and one bounded variable a measured pair, which is 1
-    where both its cells are chosen. The limits are checked on the choice, not believed.
+    program, one binary variable an option, and one bounded variable a measured interaction, which
+    is 1 where all its cells are chosen. The limits are checked on the choice, not believed.
 
     Raises:
         BudgetError: If no choice keeps the limits; the message has the range that can be reached.
         InputError: If the options are none.
     """
-    groups, extras = pair_terms(group_options(problem), problem.pairs)
+    groups, extras = joint_terms(group_options(problem), problem.interactions)
     limits = _reachable_limits(groups, extras, problem.limits)
     program = _Program(groups, extras, combined_costs(groups, problem.objective), problem.objective)
     picks = program.best(limits)
@@ -71,7 +70,7 @@ def propose(formats: Mapping[str, str], problem: Problem, level: float | None = 
     Raises:
         InputError: If a layer takes a format that it was not offered.
     """
-    groups, extras = pair_terms(group_options(problem), problem.pairs)
+    groups, extras = joint_terms(group_options(problem), problem.interactions)
     picks = [_pick(group, formats) for group in groups]
     chosen = [group.options[pick] for group, pick in zip(groups, picks, strict=True)]
     total = max(0.0, _total(groups, extras, picks, "divergence"))
@@ -90,7 +89,7 @@ def propose(formats: Mapping[str, str], problem: Problem, level: float | None = 
 
 def reach(problem: Problem, quantity: str) -> tuple[float, float]:
     """Return the least and the most that any choice has of one quantity, other limits aside."""
-    groups, _ = pair_terms(group_options(problem), problem.pairs)
+    groups, _ = joint_terms(group_options(problem), problem.interactions)
     return _reach(groups, quantity)
 
 
@@ -100,7 +99,7 @@ def check_limits(problem: Problem) -> None:
     Raises:
         BudgetError: If one lies below; the message has the range that can be reached.
     """
-    groups, extras = pair_terms(group_options(problem), problem.pairs)
+    groups, extras = joint_terms(group_options(problem), problem.interactions)
     _reachable_limits(groups, extras, problem.limits)
 
 
@@ -129,7 +128,7 @@ def _reachable_limits(
     for quantity, limit in limits.given().items():
         least, most = _reach(groups, quantity)
         if quantity == "divergence" and extras:
-            fitted[quantity] = limit  # pair terms may lower a sum: the program itself decides
+            fitted[quantity] = limit  # they may lower a sum: the program itself decides
         elif not limit >= least - _SLACK * abs(least):
             raise BudgetError(
                 f"no plan has {_WORDS[quantity]} at most {limit:.10g}; "
@@ -167,7 +166,7 @@ def _total(
     ]
     if quantity == "divergence":
         chosen = set(enumerate(picks))
-        parts += [extra for (a, b), extra in extras.items() if a in chosen and b in chosen]
+        parts += [extra for places, extra in extras.items() if chosen.issuperset(places)]
     return math.fsum(parts)
 
 
@@ -179,7 +178,7 @@ class _Program:
         groups: The independent choices.
         extras: Extra divergence of two options.
         costs: Cost of each option.
-        objective: Whether pair terms count in it (``divergence``).
+        objective: What it is; interactions count in ``divergence``.
     """
 
     groups: Sequence[Group]
@@ -225,26 +224,26 @@ class _Program:
 
         places = [(g, o) for g, group in enumerate(self.groups) for o in range(len(group.options))]
         column = {place: index for index, place in enumerate(places)}
-        pairs = list(self.extras)
-        width = len(places) + len(pairs)
+        joint = list(self.extras)
+        width = len(places) + len(joint)
         rows = _Rows(width)
         for g, group in enumerate(self.groups):
             rows.add({column[g, o]: 1.0 for o in range(len(group.options))}, 1.0, 1.0)
         for picks in forbidden:
             rows.add({column[place]: 1.0 for place in enumerate(picks)}, -np.inf, len(picks) - 1.0)
-        for index, (a, b) in enumerate(pairs, len(places)):
-            first, second = column[a], column[b]
-            if self.extras[a, b] > 0:
-                rows.add({index: -1.0, first: 1.0, second: 1.0}, -np.inf, 1.0)
+        for index, ends in enumerate(joint, len(places)):
+            if self.extras[ends] > 0:
+                own = dict.fromkeys((column[end] for end in ends), 1.0)
+                rows.add({index: -1.0, **own}, -np.inf, len(ends) - 1.0)
             else:
-                rows.add({index: 1.0, first: -1.0}, -np.inf, 0.0)
-                rows.add({index: 1.0, second: -1.0}, -np.inf, 0.0)
+                for end in ends:
+                    rows.add({index: 1.0, column[end]: -1.0}, -np.inf, 0.0)
         upper = np.ones(width)
         for quantity, limit in limits.items():
             self._limit(rows, upper, column, quantity, limit)
         result = milp(
-            self._objective_row(places, pairs),
-            integrality=np.r_[np.ones(len(places)), np.zeros(len(pairs))],
+            self._objective_row(places, joint),
+            integrality=np.r_[np.ones(len(places)), np.zeros(len(joint))],
             bounds=Bounds(0, upper),
             constraints=rows.constraints(),
             options={"mip_rel_gap": 0.0},
@@ -263,16 +262,16 @@ class _Program:
     ) -> None:
         """Add a limit as a row, counted above each group's least so that it is scaled well."""
         elements = elements_of(self.groups)
-        pairs = self.extras if quantity == "divergence" else {}
+        joint = self.extras if quantity == "divergence" else {}
         left, row = limit, dict[int, float]()
         for g, group in enumerate(self.groups):
             amounts = [amount_of(o, quantity, elements) for o in group.options]
             left -= min(amounts)
             for o, amount in enumerate(amounts):
                 row[column[g, o]] = amount - min(amounts)
-        row |= {i: extra for i, extra in enumerate(pairs.values(), len(column))}
+        row |= {i: extra for i, extra in enumerate(joint.values(), len(column))}
         largest = max(map(abs, row.values()), default=0.0)
-        if not any(extra < 0 for extra in pairs.values()):
+        if not any(extra < 0 for extra in joint.values()):
             for index, amount in row.items():
                 if amount > max(left, 0.0) + _SLACK * largest:
                     upper[index] = 0.0
@@ -280,20 +279,20 @@ class _Program:
         rows.add({i: v / scale for i, v in row.items()}, -np.inf, left / scale)
 
     def _objective_row(
-        self, places: Sequence[tuple[int, int]], pairs: Sequence[Places]
+        self, places: Sequence[tuple[int, int]], joint: Sequence[Places]
     ) -> NDArray[np.float64]:
         least = [min(row) for row in self.costs]
         own = np.array([self.costs[g][o] - least[g] for g, o in places])
         spans = math.fsum(max(row) - min(row) for row in self.costs) or 1.0
-        joint = np.zeros(len(pairs))
-        if self.objective == "divergence" and pairs:
+        extra = np.zeros(len(joint))
+        if self.objective == "divergence" and joint:
             widths = [
                 max(o.divergence for o in g.options) - min(o.divergence for o in g.options)
                 for g in self.groups
             ]
             unit = spans / (math.fsum(widths) or 1.0)
-            joint = np.array([self.extras[pair] * unit for pair in pairs])
-        row: NDArray[np.float64] = np.r_[own, joint] * (_SCALE / spans)
+            extra = np.array([self.extras[ends] * unit for ends in joint])
+        row: NDArray[np.float64] = np.r_[own, extra] * (_SCALE / spans)
         return row
 
 
@@ -345,7 +344,7 @@ def _spread(groups: Sequence[Group], chosen: Sequence[Option], problem: Problem)
 
 def score(proposal: Proposal, problem: Problem) -> float:
     """Return what a choice costs by the problem's objective, as ``combined_costs`` counts it."""
-    groups, _ = pair_terms(group_options(problem), problem.pairs)
+    groups, _ = joint_terms(group_options(problem), problem.interactions)
     costs = combined_costs(groups, problem.objective)
     return math.fsum(
         row[_pick(group, proposal.formats)] for group, row in zip(groups, costs, strict=True)

@@ -13,15 +13,15 @@ import pytest
 from qbench.errors import BudgetError, InputError
 from qbench.planning.costs import Option
 from qbench.planning.problem import (
+    Interaction,
     Limits,
     Objective,
-    Pair,
     Problem,
     Proposal,
     bound_layers,
     combined_costs,
     group_options,
-    pair_terms,
+    joint_terms,
 )
 from qbench.planning.solve import check_limits, propose, reach, score, solve
 
@@ -61,17 +61,17 @@ def instance(rng: np.random.Generator) -> Problem:
         group_options(free)
     except InputError:  # what was pinned leaves a group no format in common
         free = Problem(options)
-    return replace(free, pairs=tuple(pairs_for(rng, free)))
+    return replace(free, interactions=tuple(interactions_for(rng, free)))
 
 
-def pairs_for(rng: np.random.Generator, problem: Problem) -> Iterator[Pair]:
+def interactions_for(rng: np.random.Generator, problem: Problem) -> Iterator[Interaction]:
     cells = [(layer, o.format) for layer, own in problem.options.items() for o in own[1:]]
     for _ in range(int(rng.integers(0, 4))):
-        if len(cells) > 1:
-            a, b = rng.choice(len(cells), 2, replace=False)
-            yield Pair(
-                cells[a], cells[b], float(rng.lognormal(-7, 2)) * (1, 1, -0.1)[int(rng.integers(3))]
-            )
+        size = int(rng.integers(2, 4))
+        if len(cells) >= size:
+            chosen = rng.choice(len(cells), size, replace=False)
+            sign = (1, 1, -0.1)[int(rng.integers(3))]
+            yield Interaction(tuple(cells[i] for i in chosen), float(rng.lognormal(-7, 2)) * sign)
 
 
 def every_choice(problem: Problem) -> list[Proposal]:
@@ -145,21 +145,21 @@ def test_fused_layers_share_a_format_and_their_bytes_add_up() -> None:
 
 def test_a_pair_within_a_group_is_part_of_its_option() -> None:
     own = [Option("fp32", 0, 4, 0), Option("int8", 1e-3, 1, -1e-4)]
-    pair = Pair(("q", "int8"), ("k", "int8"), 0.5)
-    problem = Problem({"q": own, "k": own}, fused={"s": ("q", "k")}, pairs=(pair,))
-    groups, outer = pair_terms(group_options(problem), problem.pairs)
+    pair = Interaction((("q", "int8"), ("k", "int8")), 0.5)
+    problem = Problem({"q": own, "k": own}, fused={"s": ("q", "k")}, interactions=(pair,))
+    groups, outer = joint_terms(group_options(problem), problem.interactions)
     assert groups[0].options[1].divergence == pytest.approx(0.502) and not outer
     apart = replace(problem, fused={})
-    assert pair_terms(group_options(apart), apart.pairs)[1] == {((0, 1), (1, 1)): 0.5}
-    unknown = replace(apart, pairs=(Pair(("q", "int8"), ("k", "w4a16"), 0.5),))
-    assert not pair_terms(group_options(unknown), unknown.pairs)[1]
+    assert joint_terms(group_options(apart), apart.interactions)[1] == {((0, 1), (1, 1)): 0.5}
+    unknown = replace(apart, interactions=(Interaction((("q", "int8"), ("k", "w4a16")), 0.5),))
+    assert not joint_terms(group_options(unknown), unknown.interactions)[1]
 
 
 def test_a_pair_that_breaks_is_broken_up() -> None:
     own = [Option("fp32", 0, 4, 0), Option("int8", 1e-6, 1, -1e-4)]
     options = {name: own for name in "abcd"}
-    pair = Pair(("b", "int8"), ("d", "int8"), 0.5)
-    problem = Problem(options, pairs=(pair,), limits=Limits(divergence=1e-3))
+    pair = Interaction((("b", "int8"), ("d", "int8")), 0.5)
+    problem = Problem(options, interactions=(pair,), limits=Limits(divergence=1e-3))
     formats = solve(problem)
     assert sorted(formats.values()) == ["fp32", "int8", "int8", "int8"]
     assert {formats["b"], formats["d"]} == {"fp32", "int8"}
