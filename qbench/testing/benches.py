@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx_ir as ir
 
 from qbench.backends import BACKENDS
 from qbench.calibration.collect import calibrate
@@ -35,9 +36,14 @@ def made_task(items: int = 24, seed: int = 0) -> Unlabelled:
     return Unlabelled(names, tuple((name, None) for name in names), encoded)
 
 
-def made_sweep(items: int = 24) -> tuple[Sweep, Layers]:
-    """Return a sweep, calibrated on its own batches, and the layers of its graph."""
-    model, task = tiny_encoder(), made_task(items)
+def made_sweep(items: int = 24, model: ir.Model | None = None) -> tuple[Sweep, Layers]:
+    """Return a sweep, calibrated on its own batches, and the layers of its graph.
+
+    Args:
+        items: Texts of its task.
+        model: The graph, if it is to be a stored one; ``tiny_encoder`` by default.
+    """
+    model, task = model or tiny_encoder(), made_task(items)
     layers = find_layers(model)
     batches = make_batches(task.encoded, SPECS, max_tokens=40)
     replay = Replay(model, layers, batches, SETTINGS, OUTPUT)

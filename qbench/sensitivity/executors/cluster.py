@@ -11,6 +11,7 @@ import functools
 import os
 import re
 import secrets
+import select
 import shutil
 import socket
 import subprocess
@@ -26,8 +27,10 @@ from qbench.gate import require
 
 #: The word for a cluster of which this machine is a node already.
 AUTO = "auto"
-#: Seconds in which an address must take a connection, and in which Ray must answer there.
-CONNECT_S, ANSWER_S = 3.0, 15.0
+#: Seconds in which an address must take a connection.
+CONNECT_S = 3.0
+#: Seconds for each step of a trial, by the step before.
+_STEPS_S = {"": 60.0, "imported": 4.0, "answered": 20.0}
 #: What an address looks like, and the largest port.
 _ADDRESS = re.compile(r"(?P<host>[^\s:/\[\]]+|\[[0-9A-Fa-f:.%]+\]):(?P<port>[0-9]{1,5})")
 _MOST_PORT = 65535
@@ -55,14 +58,25 @@ SETTINGS = {
     "RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE": "1",
     "RAY_DEDUP_LOGS": "0",
 }
+#: What the process does that tries an address; it says how far it is.
 _TRIAL = """
-import sys, ray
+import sys
+import ray
+from ray._raylet import GcsClient
+
+def say(words):
+    print(words, flush=True)
+
+say("imported")
 try:
+    if sys.argv[1] != "auto":
+        GcsClient(address=sys.argv[1])
+    say("answered")
     ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
     ray.shutdown()
+    say("joined")
 except Exception as error:
-    print(f"{type(error).__name__}: {error}".strip().splitlines()[0], file=sys.stdout)
-    sys.exit(3)
+    say(f"{type(error).__name__}: {error}".strip().splitlines()[0])
 """
 
 
@@ -98,20 +112,32 @@ def check_ray(address: str | None) -> None:
         return
     if address != AUTO:
         _check_port(address)
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", _TRIAL, address],
-            capture_output=True,
-            text=True,
-            timeout=ANSWER_S,
-            check=False,
-            env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
-        )
-    except subprocess.TimeoutExpired:
-        raise InputError(_no_answer(address, f"no answer within {ANSWER_S:g} s")) from None
-    if done.returncode:
-        lines = [*done.stdout.strip().splitlines(), *done.stderr.strip().splitlines()]
-        raise InputError(_no_answer(address, lines[0] if lines else f"exit {done.returncode}"))
+    told = _try(address)
+    if told:
+        raise InputError(_no_answer(address, told))
+
+
+def _try(address: str) -> str:
+    """Join a cluster from another process, and return why that cannot be done; "" if it can."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", _TRIAL, address],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        bufsize=0,
+        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
+    )
+    with child:
+        assert child.stdout is not None
+        step, told = "", "Ray ended without a word"
+        while select.select([child.stdout], [], [], _STEPS_S[step])[0]:
+            line = child.stdout.readline().decode(errors="replace").strip()
+            if line == "joined":
+                return ""
+            if not line:
+                return told
+            step, told = (line, told) if line in _STEPS_S else (step, line)
+        child.kill()
+        return f"no answer within {_STEPS_S[step]:g} s"
 
 
 def _check_port(address: str) -> None:

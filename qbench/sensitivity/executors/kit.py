@@ -37,6 +37,7 @@ class WorkerFacts:
         code_sha256: Hash of qbench's own modules.
         machine: Type of its machine.
         place: What processes share that can see each other by their number.
+        package: Folder of qbench there.
     """
 
     host: str
@@ -45,6 +46,7 @@ class WorkerFacts:
     code_sha256: str
     machine: Mapping[str, str]
     place: str
+    package: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +172,7 @@ def own_facts() -> WorkerFacts:
         code_sha256=sha256_of_files(package.rglob("*.py")),
         machine=machine_type(),
         place=_place(),
+        package=str(package.resolve()),
     )
 
 
@@ -196,7 +199,8 @@ def unlike(worker: WorkerFacts, driver: WorkerFacts) -> str:
         for name in sorted({*worker.machine, *driver.machine})
         if worker.machine.get(name) != driver.machine.get(name)
     ]
-    if not told and worker.code_sha256 != driver.code_sha256:
+    same_files = worker.place == driver.place != "" and worker.package == driver.package
+    if not told and not same_files and worker.code_sha256 != driver.code_sha256:
         told.append("its copy of qbench has the same version and other code")
     return "; ".join(told)
 
