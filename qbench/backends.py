@@ -137,7 +137,10 @@ _ORT_CPU = (
     Support("w8a16", _all(_NATIVE, Kind.LINEAR, Kind.EMBEDDING), proof=_BITS),
     Support("w4a16", _all(_NATIVE, Kind.LINEAR), proof=_BITS, remark="accuracy level 0"),
     Support(
-        "w4a8", _all(_NATIVE, Kind.LINEAR), proof=_BITS, remark="accuracy level 4, on its node"
+        "w4a8",
+        _all(_NATIVE, Kind.LINEAR),
+        proof=frozenset({"MatMulNBits(int8)"}),
+        remark="accuracy level 4, written on its node",
     ),
     Support("fp8", _all(_EMULATED, Kind.LINEAR), remark="E4M3; the product is computed in fp32"),
 )

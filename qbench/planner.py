@@ -12,6 +12,7 @@ from qbench.backends import applicability
 from qbench.config import PlanConfig
 from qbench.errors import BudgetError, InputError, MeasurementError, RunDirError
 from qbench.judging import Candidate
+from qbench.planning.blocks import with_blocks
 from qbench.planning.choose import Bounds, Choice, Cost, choose
 from qbench.planning.choose import Candidate as Measured
 from qbench.planning.costs import Offer, make_offer, sum_divergence
@@ -168,6 +169,7 @@ def _plan_with(
         for layer in work.layers.layers
     }
     rows = plan_layers(work.layers, offer, formats, clips=own, objective=how.objective)
+    rows = with_blocks(rows, records)
     treatments = offer.treatments_of(formats)
     return Plan(
         version=1,

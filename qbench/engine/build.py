@@ -58,7 +58,8 @@ def _lower(
     status, reason = applicability(layer.kind, entry.format, backend)
     if status is not Status.OK:
         raise PlanError(f"layer {entry.name!r} cannot be {entry.format}: {reason}")
-    lowering = treated(lowering_for(entry.format), entry.treatment, readers)
+    plain = lowering_for(entry.format, entry.block)
+    lowering = treated(plain, entry.treatment, readers)
     refusal = lowering.requires(graph, layer)
     if refusal is not None:
         raise PlanError(f"layer {entry.name!r} cannot be {entry.format}: {refusal.reason}")

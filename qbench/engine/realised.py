@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_ir as ir
 
-from qbench.backends import backend_named
+from qbench.backends import Backend, backend_named
 from qbench.lowering.edit import LAYER_KEY
 from qbench.records import Fallback, Kind, Layers, Plan
-from qbench.runtime.ort import SessionSettings, open_session
+from qbench.runtime.optimised import kernel_name, optimised_graph
+from qbench.runtime.ort import SessionSettings
 
-#: Operators of the optimised graph that show a linear layer really runs in a format.
-_PROOF: Mapping[str, frozenset[str]] = {
-    "int8": frozenset({"MatMulIntegerToFloat", "QLinearMatMul", "QGemm"}),
-    "int8_dynamic": frozenset({"DynamicQuantizeMatMul", "MatMulIntegerToFloat", "MatMulInteger"}),
-    "w8a16": frozenset({"MatMulNBits"}),
-    "w4a16": frozenset({"MatMulNBits"}),
-}
 #: Operators that multiply by a layer's weight in an engine as written.
-_PRODUCTS = frozenset({"MatMul", "Gemm", "MatMulInteger"})
-#: Operators that may do so in an optimised graph.
-_HEAVY = frozenset[str]().union(*_PROOF.values()) | {"MatMul", "Gemm", "FusedMatMul", "FusedGemm"}
+_PRODUCTS = frozenset({"MatMul", "Gemm", "MatMulInteger", "MatMulNBits"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,22 +46,35 @@ def read_realised(
         plan: The plan that was built.
         settings: The plan's session settings.
     """
-    optimised = _optimised(path, settings)
-    kernels = Counter(node.op_type for node in optimised.graph.all_nodes())
-    seen = _operators_by_layer(graph, optimised)
+    optimised = optimised_graph(path, settings)
+    kernels = Counter(kernel_name(node) for node in optimised.graph.all_nodes())
+    backend = backend_named(plan.backend)
+    seen = _operators_by_layer(graph, optimised, _heavy(backend))
     kinds = {layer.name: layer.kind for layer in layers.layers}
-    high = backend_named(plan.backend).high_precision
+    high = backend.high_precision
     fallbacks: list[Fallback] = []
     formats: Counter[str] = Counter()
     for entry in plan.layers:
         found = seen.get(entry.name, frozenset())
-        proof = _PROOF.get(entry.format) if kinds[entry.name] is Kind.LINEAR else None
-        if proof is None or (found and found <= proof):
+        proof = _proof(backend, kinds[entry.name], entry.format)
+        if not proof or (found and found <= proof):
             formats[entry.format] += 1
             continue
         formats[high] += 1
         fallbacks.append(Fallback(entry.name, entry.format, high, _why(entry.format, high, found)))
     return Realised(dict(formats), dict(sorted(kernels.items())), tuple(fallbacks))
+
+
+def _proof(backend: Backend, kind: Kind, format_name: str) -> frozenset[str]:
+    """Return the operators that show a layer really runs in a format; none where none can."""
+    support = backend.support(format_name)
+    return support.proof if support is not None and kind is Kind.LINEAR else frozenset()
+
+
+def _heavy(backend: Backend) -> frozenset[str]:
+    """Return the operators that may multiply by a layer's weight in an optimised graph."""
+    proofs = [support.proof for support in backend.supports]
+    return frozenset[str]().union(*proofs) | {"MatMul", "Gemm", "FusedMatMul", "FusedGemm"}
 
 
 def _why(asked: str, high: str, found: frozenset[str]) -> str:
@@ -82,20 +86,9 @@ def _why(asked: str, high: str, found: frozenset[str]) -> str:
     )
 
 
-def _optimised(path: Path, settings: SessionSettings) -> ir.Model:
-    with tempfile.TemporaryDirectory() as folder:
-        target = Path(folder) / "optimised.onnx"
-        entries = {
-            **settings.entries,
-            "session.optimized_model_external_initializers_file_name": "optimised.data",
-            "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
-        }
-        saving = replace(settings, entries=entries, optimised_path=target)
-        open_session(path, saving).close()
-        return ir.load(target)
-
-
-def _operators_by_layer(graph: ir.Model, optimised: ir.Model) -> dict[str, frozenset[str]]:
+def _operators_by_layer(
+    graph: ir.Model, optimised: ir.Model, heavy: frozenset[str]
+) -> dict[str, frozenset[str]]:
     """Return the operators of the optimised graph that compute each layer's products.
 
     A fused operator keeps the name of the product that it grew from, or the name of the tensor
@@ -111,11 +104,12 @@ def _operators_by_layer(graph: ir.Model, optimised: ir.Model) -> dict[str, froze
     }
     found: dict[str, set[str]] = {}
     for node in optimised.graph.all_nodes():
-        if node.op_type not in _HEAVY:
+        operator = kernel_name(node)
+        if operator not in heavy:
             continue
         name = products.get(str(node.name)) or _owner_by_tensor(node.outputs[0], tensors)
         if name:
-            found.setdefault(name, set()).add(node.op_type)
+            found.setdefault(name, set()).add(operator)
     return {name: frozenset(ops) for name, ops in found.items()}
 
 

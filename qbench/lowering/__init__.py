@@ -35,6 +35,7 @@ LOWERINGS: dict[str, Lowering] = {
 _IN_BLOCKS: dict[str, Callable[[int], Lowering]] = {
     "w4a16": W4A16Lowering,
     "w4a8": W4A8Lowering,
+    "w8a16": W8A16Lowering,
 }
 
 

@@ -46,6 +46,16 @@ class Change:
     rewritten: tuple[Rewritten, ...] = ()
     block: int | None = None
 
+    def with_part(self, other: Change) -> Change:
+        """Return what was done to two parts of one graph that hold the same layer."""
+        return Change(
+            self.changed or other.changed,
+            max(self.weight_bytes, other.weight_bytes),
+            other.remark or self.remark,
+            other.rewritten or self.rewritten,
+            other.block or self.block,
+        )
+
 
 def unusable_clips(layer: Layer, clips: Mapping[str, float]) -> dict[str, str]:
     """Return why edges of a layer cannot be quantized with the clips that are given, by tensor."""

@@ -61,6 +61,7 @@ class Fp8Lowering:
             scale = editor.constant("x_scale", np.array(clips[form.tensor] / FP8_MAX, np.float32))
             apart = editor.op(node, "Sum", [form.x], "apart")[0]
             narrow = editor.op(node, "QuantizeLinear", [apart, scale, zero], "quantize")[0]
+            narrow.type = ir.TensorType(ir.DataType.FLOAT8E4M3FN)  # NumPy has no such type
             x = editor.op(node, "DequantizeLinear", [narrow, scale, zero], "dequantize")[0]
             x = editor.op(node, "Sum", [x], "rounded")[0]
             if weight is None:

@@ -70,6 +70,20 @@ def require_linear(model: ir.Model, layer: Layer) -> Refusal | None:
     return None
 
 
+def summed_length(model: ir.Model, layer: Layer) -> int | None:
+    """Return K, the length that a linear layer's product sums over; ``None`` without a product."""
+    nodes = {str(node.name): node for node in model.graph}
+    for use in layer.occurrences:
+        product = _product_of(nodes, use)
+        if product is None:
+            continue
+        side = 1 if is_constant(product.inputs[1]) else 0
+        array = constant_of(product.inputs[side])
+        turned = bool(product.attributes.get_int("transB", 0))
+        return None if array is None else int(array.shape[-1 if (side == 0) != turned else -2])
+    return None
+
+
 def _operand_refusal(layer: Layer, product: ir.Node) -> Refusal | None:
     """Return why the constant operand of a product is not a float32 matrix, or ``None``."""
     side = 1 if is_constant(product.inputs[1]) else 0

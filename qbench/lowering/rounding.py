@@ -218,6 +218,8 @@ class Rounder:
             ("Sum", "rounded", {}),
         ):
             anchor, value = self._add(anchor, value, op, stem, after, attributes=attributes)
+            if attributes.get("to") == int(ir.DataType.BFLOAT16):  # NumPy has no such type
+                value.type = ir.TensorType(ir.DataType.BFLOAT16)
         return value
 
     def _add(

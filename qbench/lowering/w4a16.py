@@ -13,7 +13,7 @@ import onnx_ir as ir
 from qbench.formats import FORMATS
 from qbench.lowering.base import Change, Refusal
 from qbench.lowering.linear import check_operators, require_linear
-from qbench.lowering.weight_only import apply_blocks
+from qbench.lowering.weight_only import apply_blocks, require_block
 from qbench.records import Layer
 
 
@@ -30,7 +30,7 @@ class W4A16Lowering:
 
     def requires(self, model: ir.Model, layer: Layer) -> Refusal | None:
         """Return why the layer cannot take the format, or ``None``."""
-        return require_linear(model, layer)
+        return require_linear(model, layer) or require_block(model, layer, self.block)
 
     def apply(self, model: ir.Model, layer: Layer, clips: Mapping[str, float]) -> Change:
         """Rewrite the graph in place; no clips are needed."""

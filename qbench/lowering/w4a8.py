@@ -22,7 +22,7 @@ from qbench.lowering.linear import (
     require_linear,
     unchanged,
 )
-from qbench.lowering.weight_only import choose_block, quantize_blocks
+from qbench.lowering.weight_only import choose_block, quantize_blocks, require_block
 from qbench.records import Layer
 
 #: Operators of ONNX Runtime's own.
@@ -44,7 +44,7 @@ class W4A8Lowering:
 
     def requires(self, model: ir.Model, layer: Layer) -> Refusal | None:
         """Return why the layer cannot take the format, or ``None``."""
-        return require_linear(model, layer)
+        return require_linear(model, layer) or require_block(model, layer, self.block, ragged=True)
 
     def apply(self, model: ir.Model, layer: Layer, clips: Mapping[str, float]) -> Change:
         """Rewrite the graph in place; no clips are needed."""

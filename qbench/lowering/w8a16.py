@@ -7,6 +7,7 @@ looked-up rows alone are scaled.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -22,26 +23,32 @@ from qbench.lowering.linear import (
     require_table,
     unchanged,
 )
-from qbench.lowering.weight_only import apply_blocks
+from qbench.lowering.weight_only import apply_blocks, require_block
 from qbench.records import Kind, Layer
 
 
+@dataclass(frozen=True)
 class W8A16Lowering:
-    """int8 weight behind a DequantizeLinear; int8 table behind Gather and a scale."""
+    """int8 weight behind a DequantizeLinear; int8 table behind Gather and a scale.
 
+    Attributes:
+        block: Elements of K that share a scale; ``None`` for 128 or what divides K.
+    """
+
+    block: int | None = None
     format = FORMATS["w8a16"]
 
     def requires(self, model: ir.Model, layer: Layer) -> Refusal | None:
         """Return why the layer cannot take the format, or ``None``."""
         if layer.kind is Kind.EMBEDDING:
             return require_table(model, layer)
-        return require_linear(model, layer)
+        return require_linear(model, layer) or require_block(model, layer, self.block)
 
     def apply(self, model: ir.Model, layer: Layer, clips: Mapping[str, float]) -> Change:
         """Rewrite the graph in place; no clips are needed."""
         if layer.kind is Kind.EMBEDDING:
             return _apply_table(model, layer)
-        return apply_blocks(model, layer, 8, choosing=False)
+        return apply_blocks(model, layer, 8, self.block, choosing=False)
 
     def ensures(self, model: ir.Model, layer: Layer) -> str | None:
         """Return what is missing from the rewritten graph, or ``None``."""

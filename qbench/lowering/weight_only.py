@@ -11,10 +11,16 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from qbench.lowering.base import Change
+from qbench.lowering.base import Change, Refusal
 from qbench.lowering.edit import GraphEditor
-from qbench.lowering.linear import linear_forms, present, swap_weight, unchanged
-from qbench.records import Layer
+from qbench.lowering.linear import (
+    linear_forms,
+    present,
+    summed_length,
+    swap_weight,
+    unchanged,
+)
+from qbench.records import Kind, Layer, Status
 
 #: Block sizes to choose from, the usual one first.
 BLOCKS = (128, 64, 32)
@@ -68,6 +74,20 @@ def choose_block(
     return block, _block_words(block, fitting[0], errors)
 
 
+def require_block(
+    model: ir.Model, layer: Layer, block: int | None, ragged: bool = False
+) -> Refusal | None:
+    """Return why the block size that a plan asks for cannot be had, or ``None``."""
+    if block is None or layer.kind is not Kind.LINEAR:
+        return None
+    k = summed_length(model, layer)
+    whole = block >= 16 and block & (block - 1) == 0
+    if whole if ragged else (k is None or k % block == 0):
+        return None
+    allowed = "a power of two from 16 on" if ragged else f"a divisor of K, which is {k}"
+    return Refusal(Status.INVALID, f"got block {block}; allowed: {allowed}", "delete `block`")
+
+
 def _block_words(block: int, usual: int, errors: dict[int, float]) -> str:
     if block != usual:
         less = 1 - errors[block] / errors[usual]
@@ -117,7 +137,8 @@ def apply_blocks(
     block, remark = BLOCKS[0], ""
     for form in linear_forms(editor, uses):
         if weight is None:
-            wanted = asked if choosing else block_for(form.weight.shape[0], BLOCKS[0])
+            usual = None if choosing else block_for(form.weight.shape[0], BLOCKS[0])
+            wanted = usual if asked is None else asked
             block, remark = choose_block(form.weight, bits, wanted)
             integers, scales = quantize_blocks(form.weight, bits, block)
             if bits == 4:

@@ -106,8 +106,8 @@ def plan_sha256(plan: Plan) -> str:
     """Return the hash of what determines the engine, and of nothing else.
 
     That is: the backend, the model's hash, the session options, and each layer's format, with
-    its clips where the format needs a range, and with its treatment where it has one. Reasons
-    and evidence do not count.
+    its clips where the format needs a range, and with its block and its treatment where it has
+    them. Reasons and evidence do not count.
     """
     content = {
         "backend": plan.backend,
@@ -122,11 +122,13 @@ def plan_sha256(plan: Plan) -> str:
 def _determining(row: PlanLayer) -> list[Any]:
     clips = sorted(row.clips.items()) if format_named(row.format).needs_range else []
     content = [row.name, row.format, [[tensor, float(clip)] for tensor, clip in clips]]
+    block: list[Any] = [] if row.block is None else [row.block]
     if row.treatment is None:
-        return content
+        return [*content, *block]
     own = row.treatment
     return [
         *content,
+        *block,
         own.variant,
         [[tensor, float(clip)] for tensor, clip in sorted(own.clips.items())],
         sorted(own.vectors.items()),
@@ -144,12 +146,15 @@ def _document(plan: Plan) -> dict[str, Any]:
         for key in ("clips", "alternatives"):
             if not row[key]:
                 del row[key]
+        if row["block"] is None:
+            del row["block"]
         if row["treatment"] is None:
             del row["treatment"]
         else:
             row["treatment"] = {key: item for key, item in row["treatment"].items() if item}
-    order = ("name", "kind", "format", "reason", "divergence", "alternatives", "clips", "treatment")
-    listed = [{key: row[key] for key in order if key in row} for row in layers]
+    order = ("name", "kind", "format", "block", "reason", "divergence", "alternatives")
+    evidence = ("clips", "treatment")
+    listed = [{key: row[key] for key in (*order, *evidence) if key in row} for row in layers]
     head = {"version": version, "backend": backend, "model": model}
     return {**head, **rest, "layers": listed, "history": history}
 

@@ -124,6 +124,7 @@ class SweepRecord:
             A cell that stopped has an estimate of the divergence from a part of the samples, on
             the scale of all, its raw numbers as ``sub_pool_1`` …, and no drop.
         treatment: The remedy that its lowering was changed by; ``None`` for the plain one.
+        block: Elements of K that share a scale, where the format has blocks.
     """
 
     layer: str
@@ -148,6 +149,7 @@ class SweepRecord:
     p_values: Mapping[str, float] = field(default_factory=dict)
     effort: str = "full"
     treatment: Treatment | None = None
+    block: int | None = None
 
     @property
     def variant(self) -> str:

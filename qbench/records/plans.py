@@ -23,6 +23,8 @@ class PlanLayer:
         clips: Clipping magnitude of each edge tensor, for formats that need a range.
         alternatives: Divergence of the other formats that the sweep measured.
         treatment: The remedy that changes its lowering, or ``None``.
+        block: Elements of K that share a scale, where the format has blocks; ``None`` to choose
+            from the weight.
     """
 
     name: str
@@ -33,6 +35,7 @@ class PlanLayer:
     clips: Mapping[str, float] = field(default_factory=dict)
     alternatives: Mapping[str, float] = field(default_factory=dict)
     treatment: Treatment | None = None
+    block: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

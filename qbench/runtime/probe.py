@@ -11,7 +11,7 @@ from qbench.graph.segments import TensorFact
 from qbench.runtime.ort import SessionSettings, open_session
 
 #: Element types that NumPy lacks: a runtime cannot hand such tensors out.
-_FOREIGN = frozenset(
+FOREIGN = frozenset(
     dtype
     for dtype in ir.DataType
     if dtype.name == "BFLOAT16" or dtype.name.startswith(("FLOAT8", "FLOAT4", "INT4", "UINT4"))
@@ -35,7 +35,7 @@ def probe_tensors(
     present = {v.name for v in tapped.graph.outputs}
     for node in tapped.graph:
         for value in node.outputs:
-            if value.name and value.name not in present and value.dtype not in _FOREIGN:
+            if value.name and value.name not in present and value.dtype not in FOREIGN:
                 tapped.graph.outputs.append(value)
     entries = {**settings.entries, "session.disable_prepacking": "1"}  # weights stay in their file
     plain = SessionSettings(settings.backend, settings.threads, entries, None, False)

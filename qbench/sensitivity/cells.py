@@ -178,6 +178,7 @@ def _measure(bench: Bench, layer: Layer, base: SweepRecord, outputs_only: bool) 
         base,
         latency_delta_ms=latency,
         weight_bytes=changed.change.weight_bytes,
+        block=changed.change.block,
         reason=changed.change.remark,
         sqnr_db=local[0],
         cosine=local[1],

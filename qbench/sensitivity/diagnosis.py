@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qbench.runtime.ort import open_session
+from qbench.runtime.probe import FOREIGN
 from qbench.sensitivity.replay import ChangedSegments, Replay
 from qbench.tasks.base import Array
 
@@ -43,11 +44,12 @@ def _first_bad_tensor(replay: Replay, changed: ChangedSegments, batch: int) -> s
         part = changed.models.get(index) or replay.part(index)
         given = {v.name for v in part.graph.outputs}
         made = [v for node in part.graph for v in node.outputs if v.name]
-        part.graph.outputs.extend(v for v in made if v.name not in given)
+        shown = [v for v in made if v.dtype not in FOREIGN]
+        part.graph.outputs.extend(v for v in shown if v.name not in given)
         with open_session(part, settings) as session:
             values.update(session.run(values))
         for node in part.graph:
-            if any(_is_bad(values[v.name]) for v in node.outputs if v.name):
+            if any(_is_bad(values[v.name]) for v in node.outputs if v.name in values):
                 return _told(node, values)
     return ""
 

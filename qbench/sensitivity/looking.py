@@ -177,6 +177,7 @@ class Pools:
             base,
             n=len(values),
             weight_bytes=changed.change.weight_bytes,
+            block=changed.change.block,
             reason=changed.change.remark,
             sqnr_db=close.sqnr_db,
             cosine=close.cosine,

@@ -23,6 +23,7 @@ from qbench.graph.segments import Segment, segment_model
 from qbench.lowering import lowering_for
 from qbench.lowering.edit import GraphEditor
 from qbench.lowering.linear import constant_of, is_constant, linear_forms
+from qbench.lowering.rounding import NARROW
 from qbench.records import (
     Estimate,
     Kind,
@@ -71,8 +72,9 @@ def weight_mse(model: ir.Model, layer: Layer, format_name: str) -> float | None:
     if weight is None:
         return None
     if lowering.format.is_float:
-        dtype = np.float16 if format_name == "fp16" else np.float32
-        rounded = np.clip(weight, -65504, 65504).astype(dtype).astype(np.float64)
+        narrow = NARROW.get(format_name)
+        dtype, top = (np.float32, np.inf) if narrow is None else (narrow.numpy, narrow.top)
+        rounded = np.clip(weight, -top, top).astype(dtype).astype(np.float64)
     else:
         part = _alone(model, layer)
         lowering.apply(part, layer, {edge.tensor: 1.0 for edge in layer.edges})

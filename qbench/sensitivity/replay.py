@@ -227,22 +227,19 @@ class Replay:
         Raises:
             MeasurementError: If the runtime refuses the changed graph.
         """
-        changed, stored, remark, lowered = ChangedSegments(), 0, "", False
+        changed = ChangedSegments()
         try:
             for index in self.segments_of(layer):
                 part = self.part(index)
                 if taps:
                     tap_outputs(part, layer)
-                change = lower(part, layer)
-                lowered = lowered or change.changed
-                stored, remark = max(stored, change.weight_bytes), change.remark or remark
+                changed.change = changed.change.with_part(lower(part, layer))
                 changed.models[index] = part
                 changed.sessions[index] = open_session(part, self.settings)
                 release_weights(part)
         except BaseException:
             changed.close()
             raise
-        changed.change = Change(lowered, stored, remark)
         return changed
 
     def run_changed(self, changed: ChangedSegments) -> Array:

@@ -31,7 +31,7 @@ SETTINGS = settings_for(BACKEND, threads=1)
 IDS = np.random.default_rng(0).integers(1, 99, (3, 7))
 TOKENS = {"input_ids": IDS, "attention_mask": np.ones_like(IDS)}
 IMAGE = {"image": np.random.default_rng(0).normal(size=(2, 3, 16, 16)).astype(np.float32)}
-MIXED = ("int8", "w4a16", "int8_dynamic", "w8a16", "fp16", "fp32")
+MIXED = ("int8", "w4a16", "int8_dynamic", "w8a16", "fp16", "fp32", "w4a8", "bf16", "fp8")
 
 
 def stored(graph: ir.Model, folder: Path) -> Model:
@@ -62,6 +62,8 @@ def mixed(index: int, layer) -> str:
         return MIXED[index % len(MIXED)]
     if layer.kind is Kind.EMBEDDING:
         return "w8a16" if index % 2 else "fp16"
+    if layer.kind not in (Kind.ACTIVATION, Kind.RESIDUAL_ADD) and index % 3 == 1:
+        return "int8"
     return "fp16" if index % 3 == 0 else "fp32"
 
 
@@ -167,6 +169,7 @@ def test_a_mixed_plan_runs_near_the_reference(encoder, tmp_path) -> None:
         ("int8_dynamic", None),
         ("w8a16", "MatMulNBits"),
         ("w4a16", "MatMulNBits"),
+        ("w4a8", "MatMulNBits(int8)"),
     ],
 )
 @pytest.mark.parametrize("make", [tiny_encoder, tiny_decoder], ids=["encoder", "decoder"])
@@ -179,6 +182,43 @@ def test_realised_formats_are_read_back(name, kernel, make, tmp_path) -> None:
     assert found.formats[name] == count and not found.fallbacks
     if kernel:
         assert found.kernels[kernel] == count
+
+
+def test_layers_of_one_engine_multiply_in_int8_and_in_floating_point(encoder, tmp_path) -> None:
+    """w4a8 and w4a16 store the same numbers; what they multiply in is written on the node."""
+    linear = [x.name for x in find_layers(encoder.ir).layers if x.kind is Kind.LINEAR]
+    eight = set(linear[::2])
+
+    def engine(choose, name):
+        plan = plan_of(encoder, choose)
+        path, graph, layers = build(encoder, plan, tmp_path / name)
+        realised = read_realised(path, graph, layers, plan, SETTINGS)
+        assert not realised.fallbacks and realised.formats == asked_formats(plan)
+        return realised.kernels, next(iter(outputs(path, TOKENS).values()))
+
+    kernels, both = engine(
+        lambda _, x: {True: "w4a8", False: "w4a16"}[x.name in eight]
+        if x.kind is Kind.LINEAR
+        else "fp32",
+        "both",
+    )
+    assert kernels["MatMulNBits(int8)"] == len(eight)
+    assert kernels["MatMulNBits"] == len(linear) - len(eight)
+    _, floating = engine(linear_in("w4a16"), "w4a16")
+    _, whole = engine(linear_in("w4a8"), "w4a8")
+    assert 0 < np.abs(both - floating).max() < 0.05 and 0 < np.abs(both - whole).max() < 0.05
+
+
+def test_the_block_of_a_plan_is_the_engines(encoder, tmp_path) -> None:
+    plan = plan_of(encoder, linear_in("w4a16"))
+    told = replace(plan, layers=tuple(replace(row, block=16) for row in plan.layers))
+    plain, _, _ = build(encoder, plan, tmp_path / "plain")
+    path, graph, _ = build(encoder, told, tmp_path / "told")
+    blocks = {n.attributes["block_size"].value for n in graph.graph if "block_size" in n.attributes}
+    assert blocks == {16} and file_facts(path)[0] > file_facts(plain)[0]
+    broken = replace(plan, layers=tuple(replace(row, block=7) for row in plan.layers))
+    with pytest.raises(PlanError, match="got block 7; allowed: a divisor of K"):
+        build(encoder, broken, tmp_path / "broken")
 
 
 def head(k: int, n: int = 8, gemm: bool = False) -> ir.Model:
@@ -203,7 +243,7 @@ def test_blocks_without_a_kernel_are_fallbacks_with_a_reason(name, k, tmp_path) 
     assert "MatMul" in fallback.reason and name in fallback.reason
 
 
-@pytest.mark.parametrize("name", ["int8", "int8_dynamic", "w8a16", "w4a16"])
+@pytest.mark.parametrize("name", ["int8", "int8_dynamic", "w8a16", "w4a16", "w4a8"])
 def test_a_gemm_is_realised_too(name, tmp_path) -> None:
     model = stored(head(64, gemm=True), tmp_path / "model")
     plan = plan_of(model, linear_in(name))
