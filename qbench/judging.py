@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,6 +44,7 @@ from qbench.runtime.passes import run_batches
 from qbench.serving.bench import Engine
 from qbench.serving.offline import time_batches
 from qbench.serving.request import Encode, Encoded, Feeds, Pad, Run
+from qbench.storage import clear_disk_errors
 from qbench.tasks.base import Array, Text
 from qbench.tasks.padding import pad_batch
 from qbench.workbench import Workbench
@@ -121,7 +123,8 @@ def build(work: Workbench, name: str, plan: Plan, folder: Path | None = None) ->
     for file in (ENGINE_FILE, f"{ENGINE_FILE}.data"):
         # NOTE: not the whole folder, which may be the user's and hold more than an engine.
         (target / file).unlink(missing_ok=True)
-    path, graph = write_engine(work.model, work.layers, plan, plan_sha256(plan), target)
+    with _no_half_engine(target):
+        path, graph = write_engine(work.model, work.layers, plan, plan_sha256(plan), target)
     settings = settings_of(work, plan)
     realised = read_realised(path, graph, work.layers, plan, settings)
     batches = work.batches("calibration")
@@ -142,6 +145,22 @@ def build(work: Workbench, name: str, plan: Plan, folder: Path | None = None) ->
         self_test=tested.text,
         rewritten=rewritten_constants(work.layers, plan),
     )
+
+
+@contextmanager
+def _no_half_engine(folder: Path) -> Iterator[None]:
+    """Leave no part of an engine where it could not be written.
+
+    Raises:
+        InputError: If the disk is full.
+    """
+    try:
+        with clear_disk_errors(folder):
+            yield
+    except BaseException:
+        for file in (ENGINE_FILE, f"{ENGINE_FILE}.data"):
+            (folder / file).unlink(missing_ok=True)
+        raise
 
 
 def engine_path(work: Workbench, name: str) -> Path:

@@ -16,7 +16,7 @@ from qbench import judging
 from qbench.budgets import check_request
 from qbench.calibration.collect import calibrate as observe_ranges
 from qbench.config import Config
-from qbench.errors import MeasurementError, RunDirError
+from qbench.errors import InputError, MeasurementError, RunDirError
 from qbench.executing import check_executor
 from qbench.explaining import explain_cells
 from qbench.graph.layers import find_layers
@@ -197,13 +197,27 @@ def build_engine(
         listener: Hears of progress.
         plan_path: The plan; the run's own by default.
         folder: Where the engine goes; in the run by default, and recorded there.
+
+    Raises:
+        InputError: If the folder exists and holds something, or the disk is full.
+        PlanError: If the plan cannot be built for this model.
     """
     (listener or Silence()).stage("engine: building and testing")
+    _check_new(folder)
     plan = current_plan(work, plan_path)
     report = judging.build(work, PLAN, plan, folder)
     if folder is None:
         _record_engine(work, report, plan_sha256(plan))
     return report
+
+
+def _check_new(folder: Path | None) -> None:
+    """Refuse a folder that something of the user's may lie in."""
+    if folder is None or not folder.exists():
+        return
+    if not folder.is_dir() or any(folder.iterdir()):
+        what = "is a file" if folder.is_file() else "exists and is not empty"
+        raise InputError(f"--out: {folder} {what}; give a folder that is new or empty")
 
 
 def _record_engine(work: Workbench, report: EngineReport, sha256: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -19,8 +20,19 @@ import pytest
 import qbench
 from qbench.config import Config, make_config
 from qbench.engine.build import file_facts
-from qbench.errors import DataError, PlanError, RunDirError
-from qbench.pipeline import bench, build_engine, calibrate, current_plan, run, start, sweep, verify
+from qbench.errors import DataError, InputError, PlanError, RunDirError
+from qbench.pipeline import (
+    bench,
+    build_engine,
+    calibrate,
+    current_plan,
+    run,
+    start,
+    sweep,
+    take_plan,
+    verify,
+)
+from qbench.planner import plan_of_modelopt, plan_of_point
 from qbench.planning.planfile import read_plan
 from qbench.records import Status, SweepRecord, Verdict
 from qbench.rundir import RunDir
@@ -277,13 +289,59 @@ def test_verify_again_after_an_edit_judges_the_new_engine(whole: Workbench) -> N
     assert judgements[0].n == whole.task("verification").n
 
 
-def test_an_engine_goes_into_a_folder_beside_what_is_there(
-    whole: Workbench, tmp_path: Path
-) -> None:
-    (tmp_path / "mine.txt").write_text("precious")
-    build_engine(whole, folder=tmp_path)
-    assert (tmp_path / "mine.txt").read_text() == "precious"
-    assert (tmp_path / "engine.onnx").is_file()
+def test_an_engine_goes_into_a_new_or_empty_folder(whole: Workbench, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    build_engine(whole, folder=mine)
+    assert (mine / "engine.onnx").is_file()
+    with pytest.raises(InputError, match="exists and is not empty"):
+        build_engine(whole, folder=mine)
+    with pytest.raises(InputError, match="is a file"):
+        build_engine(whole, folder=mine / "engine.onnx")
+
+
+def test_no_space_leaves_no_half_engine(whole: Workbench, tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    try:
+        with pytest.raises(InputError, match="larger than the system allows; what was stored"):
+            build_engine(whole, folder=tmp_path / "engine")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list((tmp_path / "engine").iterdir())
+
+
+def test_a_point_of_the_front_becomes_the_plan(whole: Workbench, tmp_path: Path) -> None:
+    said, facts = whole.run.plan_path.read_text(), whole.run.read_run()
+    try:
+        rows = whole.run.read_front()
+        plan = take_plan(whole, plan_of_point(whole, 1))
+        assert plan.formats() == rows[0]["layers"] == current_plan(whole).formats()
+        assert plan.measured is not None and plan.measured["engine"] == rows[0]["engine"]
+        with pytest.raises(RunDirError, match=f"got {len(rows) + 1}.*points 1 to {len(rows)}"):
+            plan_of_point(whole, len(rows) + 1)
+    finally:
+        whole.run.plan_path.write_text(said)
+        whole.run.write_run({k: facts[k] for k in ("verdict", "verdict_words")})
+
+
+def test_a_result_of_modelopt_becomes_a_plan(whole: Workbench, tmp_path: Path) -> None:
+    said, facts = whole.run.plan_path.read_text(), whole.run.read_run()
+    query, dense = "encoder.layer.0.attention.self.query", "encoder.layer.1.output.dense"
+    recipes = {f"{query}.quant_recipe": "INT8_DEFAULT_CFG(effective-bits: 8.0)"}
+    recipes[f"model.{dense}.quant_recipe"] = "INT4_AWQ_CFG(effective-bits: 4.0)"
+    file = tmp_path / "best.json"
+    file.write_text(json.dumps({"recipe": recipes}))
+    try:
+        plan = take_plan(whole, plan_of_modelopt(whole, file))
+        formats = plan.formats()
+        assert (formats.pop(query), formats.pop(dense)) == ("int8", "w4a16")
+        assert set(formats.values()) == {"fp32"} and whole.run.read_run()["verdict"] is None
+        report = build_engine(whole, folder=tmp_path / "engine")
+        assert report.asked["int8"] == report.asked["w4a16"] == 1
+    finally:
+        whole.run.plan_path.write_text(said)
+        whole.run.write_run({k: facts[k] for k in ("verdict", "verdict_words")})
 
 
 @pytest.mark.parametrize("stage", [verify, bench])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from qbench.backends import Backend, applicability, applicable_formats, backend_named
 from qbench.errors import InputError, PlanError, did_you_mean, unknown_name
 from qbench.formats import format_named
+from qbench.planning.costs import fused_layers, ties_of
 from qbench.records import Kind, Layer, Layers, Plan, PlanLayer, Status
 from qbench.remedies import check_treatment
 
@@ -99,9 +100,9 @@ def check_plan(
         if count > 1
     ]
     known = None if layers is None else layers.by_name()
-    if known is not None:
+    if layers is not None and known is not None:
         problems += _name_problems(counts, known)
-        problems += _tie_problems(plan, known)
+        problems += _group_problems(plan, layers, where)
     for row in plan.layers:
         problems += _row_problems(row, where, None if known is None else known.get(row.name))
     _raise_all(origin, problems)
@@ -120,15 +121,17 @@ def _name_problems(counts: Mapping[str, int], known: Mapping[str, Layer]) -> Ite
         )
 
 
-def _tie_problems(plan: Plan, known: Mapping[str, Layer]) -> Iterator[str]:
-    tied: dict[str, list[PlanLayer]] = {}
-    for row in plan.layers:
-        if row.name in known and known[row.name].tie:
-            tied.setdefault(known[row.name].tie, []).append(row)
-    for tie, rows in tied.items():
-        if len({row.format for row in rows}) > 1:
-            told = ", ".join(f"{row.name} as {row.format}" for row in rows)
-            yield f"layers that share the weight {tie!r} must take one format; got {told}"
+def _group_problems(plan: Plan, layers: Layers, backend: Backend) -> Iterator[str]:
+    """Yield what breaks a group: layers of one storage, or that the backend computes as one."""
+    rows = {row.name: row for row in plan.layers}
+    groups = {f"the weight {tie!r}": names for tie, names in ties_of(layers).items()}
+    for bond, names in fused_layers(layers, backend).items():
+        groups[f"one product on {backend.name} ({bond})"] = names
+    for bond, names in groups.items():
+        own = [rows[name] for name in names if name in rows]
+        if len({row.format for row in own}) > 1:
+            told = ", ".join(f"{row.name} as {row.format}" for row in own)
+            yield f"layers that share {bond} must take one format; got {told}"
 
 
 def _row_problems(row: PlanLayer, backend: Backend, layer: Layer | None) -> Iterator[str]:

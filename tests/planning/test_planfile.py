@@ -233,6 +233,20 @@ def test_a_key_given_twice_is_refused(path: Path) -> None:
         read_plan(path)
 
 
+def test_an_edit_that_breaks_fused_layers_is_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = replace(layer("encoder.0.key", Kind.LINEAR), occurrences=LAYERS.layers[1].occurrences)
+    known = Layers((*LAYERS.layers, key), ())
+    row = {"name": key.name, "kind": "linear", "format": "fp32"}
+    edit(path, lambda d: d["layers"].append(row))
+    assert read_plan(path, known).formats()[key.name] == "fp32"
+    fusing = replace(backend_named("ort-cpu"), fuses_siblings=True)
+    monkeypatch.setitem(BACKENDS, "ort-cpu", fusing)
+    with pytest.raises(PlanError, match=f"{QUERY} as int8, {key.name} as fp32"):
+        read_plan(path, known)
+
+
 def test_every_problem_is_listed(path: Path) -> None:
     def spoil(document: dict[str, Any]) -> None:
         document["layers"][1]["kind"] = "conv"
