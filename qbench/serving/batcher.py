@@ -167,6 +167,7 @@ class Batcher:
             if ticket not in self._line.by_ticket:
                 return False
             item = self._line.remove(ticket)
+            self._clocks[item.rank].refund(item.terms.tenant, item.tokens)
         self._holdings.remove(item)
         return True
 
@@ -269,6 +270,7 @@ class Batcher:
             _, ticket = self._ageing.popleft()
             if ticket in self._line.by_ticket:
                 item = self._line.remove(ticket)
+                self._clocks[item.rank].refund(item.terms.tenant, item.tokens)
                 item.rank = int(Priority.INTERACTIVE)
                 item.tag = self._clocks[item.rank].tag(item.terms.tenant, item.tokens)
                 self._line.add(item)

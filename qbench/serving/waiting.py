@@ -67,6 +67,11 @@ class FairClock:
             self._ends = {name: end for name, end in self._ends.items() if end > self._now}
         return start
 
+    def refund(self, tenant: str, tokens: int) -> None:
+        """Give back the time of a request that left the line unserved."""
+        if tenant in self._ends:
+            self._ends[tenant] -= tokens / self.weight(tenant)
+
     def serve(self, tag: float) -> None:
         """Note that the request with this tag is served now."""
         self._now = max(self._now, tag)

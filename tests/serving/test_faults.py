@@ -1,0 +1,414 @@
+"""Injected faults: each request is answered once, with its own answer, or told why not."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from serving_fakes import Summing, answer_of, encode, pad, texts
+from serving_sim import Faults, play, poisson, summing
+
+from qbench.serving.batcher import Batcher, BatchLimits, Priority, Refuse
+from qbench.serving.cost import BatchCost
+from qbench.serving.failures import (
+    CancelledError,
+    ClosedError,
+    HungError,
+    NotANumberError,
+    RefusedError,
+    ShedError,
+)
+from qbench.serving.flights import LoopOptions
+from qbench.serving.loop import ServingLoop
+from qbench.serving.request import Work
+from qbench.serving.service import Gates, Request, Service
+
+WORK = Work(pad, encode)
+POISON, NOT_A_NUMBER = 97, 98  # token ids of the simulation
+
+
+class Broken:
+    """An engine of the simulation that raises on poison, now and then, and answers NaN."""
+
+    def __init__(self) -> None:
+        self.runs = itertools.count(1)
+
+    def __call__(self, feeds):
+        if (feeds["ids"] == POISON).any():
+            raise ValueError("poison")
+        if next(self.runs) % 41 == 0:
+            raise OSError("device lost")
+        outputs = summing(feeds)
+        outputs["sum"][(feeds["ids"] == NOT_A_NUMBER).any(axis=1)] = np.nan
+        return outputs
+
+
+def hundred_thousand(rng: np.random.Generator):
+    """Three tenants, two classes, a burst of ten times the rate, deadlines and cancellations."""
+    asked = poisson(1200, 25.0, rng, tenant="a")
+    asked += poisson(1200, 25.0, rng, tenant="b", priority=Priority.BATCH)
+    burst = poisson(24_000, 1.8, rng, tenant="c")
+    for one in burst:
+        one.at_s += 9.0
+    asked += burst
+    for one in asked:
+        one.ids = [min(token, 96) for token in one.ids]
+        draw = rng.random()
+        if draw < 0.002:
+            one.ids[0] = POISON
+        elif draw < 0.004:
+            one.ids[-1] = NOT_A_NUMBER
+        elif draw < 0.05:
+            one.cancel_s = one.at_s + float(rng.exponential(0.01))
+        elif draw < 0.30:
+            one.deadline_s = one.at_s + float(rng.exponential(0.05))
+    return sorted(asked, key=lambda one: one.at_s)
+
+
+def test_a_hundred_thousand_requests_with_faults_each_have_one_end_and_it_is_the_right_one():
+    rng = np.random.default_rng(0)
+    asked = hundred_thousand(rng)
+    assert len(asked) > 100_000
+    hangs = set(rng.choice(20_000, 40, replace=False).tolist())
+    limits = BatchLimits(token_budget=256, lanes=2, queue=256, max_wait_s=0.003, odd_lane=True)
+    batcher = Batcher(limits, BatchCost())
+    faults = Faults(Broken(), lambda batch: batch in hangs, 0.3)
+    play(batcher, asked, lambda size, length: 0.0005 + 5e-6 * size * length, faults)
+    assert all(len(one.ends) == 1 for one in asked), "each has exactly one end"
+    assert batcher.queued == 0 and batcher.free_lanes == 2
+    counts: dict[str, int] = {}
+    for one in asked:
+        what, _, value = one.ends[0]
+        counts[what] = counts.get(what, 0) + 1
+        if what == "ok":
+            assert value == one.right
+            assert POISON not in one.ids and NOT_A_NUMBER not in one.ids
+        elif what == "failed":
+            bad = {ValueError: POISON, NotANumberError: NOT_A_NUMBER}.get(type(value))
+            assert (bad in one.ids) if bad else isinstance(value, OSError)
+    assert set(counts) == {"ok", "failed", "refused", "shed", "cancelled", "hung", "displaced"}
+    assert counts["ok"] > 0.5 * len(asked)
+    assert counts["failed"] < 0.01 * len(asked)
+
+
+# --- for real ----------------------------------------------------------------------------------
+
+
+def real_engine(hang: threading.Event):
+    runs = itertools.count(1)
+
+    def engine(feeds):
+        number = next(runs)
+        if number in (40, 170):
+            hang.wait(20)
+        if (feeds["ids"] == ord("z")).any():
+            raise ValueError("poison")
+        if number % 29 == 0:
+            raise OSError("device lost")
+        outputs = {"sum": feeds["ids"].sum(axis=1).astype(np.float64)}
+        outputs["sum"][(feeds["ids"] == ord("y")).any(axis=1)] = np.nan
+        return outputs
+
+    return engine
+
+
+def be_client(loop: ServingLoop, asked, ends, part: range) -> None:
+    """Send a part of the requests; now and then take one back."""
+    for index in part:
+        decision = loop.submit(asked[index], ends[index].append)
+        if isinstance(decision, Refuse):
+            ends[index].append(decision)
+            time.sleep(decision.retry_after_s)
+        elif index % 23 == 0:
+            loop.cancel(decision.ticket)
+
+
+def kind_of(answer) -> str:
+    """Return the name of what an answer was: its error, ``NoneType`` for a value."""
+    return type(answer if isinstance(answer, Refuse) else answer.error).__name__
+
+
+def test_many_real_requests_with_faults_are_each_answered_once_and_rightly():
+    rng = np.random.default_rng(3)
+    asked = texts(8000, seed=9)
+    for index in rng.choice(len(asked), 60, replace=False):
+        asked[index] = asked[index][:-1] + ("z" if index % 2 else "y")
+    hang = threading.Event()
+    ends: list[list[object]] = [[] for _ in asked]
+    engine = real_engine(hang)
+    options = LoopOptions(encoders=2, hang_s=0.4)
+    limits = BatchLimits(token_budget=128, queue=512, max_wait_s=0.002)
+    with ServingLoop([engine, engine], WORK, limits, options) as loop:
+        parts = [range(start, len(asked), 4) for start in range(4)]
+        threads = [
+            threading.Thread(target=be_client, args=(loop, asked, ends, part)) for part in parts
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    hang.set()
+    assert all(len(got) == 1 for got in ends)
+    kinds = Counter(kind_of(answer) for (answer,) in ends)
+    for text, (answer,) in zip(asked, ends, strict=True):
+        if kind_of(answer) == "NoneType":
+            assert answer.value == answer_of(text)
+        assert {"ValueError": "z", "NotANumberError": "y"}.get(kind_of(answer), "") in text
+    assert kinds["HungError"] >= 1 and loop.counts["replaced_lanes"] >= 1
+    assert kinds["NoneType"] > 6000
+    assert kinds["ValueError"] >= 1 and kinds["NotANumberError"] >= 1
+
+
+def test_only_the_poison_of_a_batch_fails():
+    engine = Summing()
+    runs = []
+
+    def picky(feeds):
+        engine.gate.wait(10)
+        runs.append(len(feeds["ids"]))
+        if (feeds["ids"] == ord("z")).any():
+            raise ValueError("poison")
+        return {"sum": feeds["ids"].sum(axis=1)}
+
+    engine.gate.clear()
+    with ServingLoop([picky], WORK, BatchLimits(token_budget=1000)) as loop:
+        first = loop.ask("ab")
+        while loop.batcher.free_lanes:
+            time.sleep(0.001)
+        asked = ["abcd"] * 7 + ["abcz"] + ["abcd"] * 8
+        futures = [loop.ask(text) for text in asked]
+        while loop.batcher.ready_count < 16:
+            time.sleep(0.001)
+        engine.gate.set()
+        first.result(10)
+        for text, future in zip(asked, futures, strict=True):
+            if "z" in text:
+                with pytest.raises(ValueError, match="poison"):
+                    future.result(10)
+            else:
+                assert future.result(10).value == answer_of(text)
+    assert runs[:2] == [1, 16]
+    assert len(runs) <= 2 + 2 * 4, "one bad request of 16 costs at most 2 log2(16) runs more"
+
+
+def test_a_hanging_engine_loses_its_lane_and_the_others_go_on():
+    hang, opened = threading.Event(), []
+
+    def stuck(feeds):
+        if (feeds["ids"] == ord("h")).any():
+            hang.wait(20)
+        return {"sum": feeds["ids"].sum(axis=1)}
+
+    def reopen(index):
+        opened.append(index)
+        return lambda feeds: {"sum": feeds["ids"].sum(axis=1)}
+
+    options = LoopOptions(hang_s=0.2, reopen=reopen)
+    with ServingLoop([stuck], WORK, BatchLimits(max_batch=1), options) as loop:
+        bad = loop.ask("hh")
+        good = [loop.ask("abc") for _ in range(5)]
+        with pytest.raises(HungError, match="lane was replaced"):
+            bad.result(10)
+        assert [future.result(10).value for future in good] == [answer_of("abc")] * 5
+        assert opened == [0]
+        hang.set()
+        time.sleep(0.05)
+        assert loop.ask("abc").result(10).value == answer_of("abc")
+    assert loop.counts["hung"] == 1
+
+
+def test_a_client_that_goes_away_frees_its_place_and_is_never_computed():
+    engine = Summing()
+    engine.gate.clear()
+    with ServingLoop([engine], WORK, BatchLimits(queue=2, max_batch=1)) as loop:
+        loop.ask("ab")
+        while loop.batcher.free_lanes:
+            time.sleep(0.001)
+        gone, other = loop.ask("cd"), loop.ask("ef")
+        assert gone.cancel()
+        assert loop.batcher.queued == 1
+        third = loop.ask("gh")
+        engine.gate.set()
+        assert other.result(10).value == answer_of("ef")
+        assert third.result(10).value == answer_of("gh")
+    assert len(engine.shapes) == 3
+    assert loop.counts["cancelled"] == 1
+
+
+def test_cancel_tells_the_callback_once():
+    engine, answers = Summing(), []
+    engine.gate.clear()
+    with ServingLoop([engine], WORK, BatchLimits(max_batch=1)) as loop:
+        running = loop.submit("ab", answers.append)
+        while loop.batcher.free_lanes:
+            time.sleep(0.001)
+        queued = loop.submit("cd", answers.append)
+        assert loop.cancel(queued.ticket) and not loop.cancel(queued.ticket)
+        assert not loop.cancel(running.ticket)
+        engine.gate.set()
+    assert sorted(type(one.error).__name__ for one in answers) == ["CancelledError", "NoneType"]
+    assert issubclass(CancelledError, Exception)
+
+
+def test_deadlines_are_kept_for_real():
+    with Service([Summing(overhead_s=0.02)], WORK, BatchLimits(max_batch=1)) as service:
+        for _ in range(6):
+            service.submit(Request("abcd")).result(10)  # the cost is known by now
+        futures = [service.submit(Request("abcd", timeout_s=0.05)) for _ in range(8)]
+        ends = [future.exception(10) for future in futures]
+    shed = [error for error in ends if error is not None]
+    assert 4 <= len(shed) < 8
+    assert all(isinstance(error, ShedError) for error in shed)
+    assert service.stats().counts["shed"] == len(shed)
+
+
+class SteppingClock:
+    """A clock that jumps an hour ahead and back again."""
+
+    def __init__(self) -> None:
+        self.offset_s = 0.0
+
+    def __call__(self) -> float:
+        return time.perf_counter() + self.offset_s
+
+
+def test_a_clock_that_steps_loses_no_request_and_replaces_no_lane():
+    clock = SteppingClock()
+    options = LoopOptions(hang_s=0.3, clock=clock)
+    asked = texts(600, seed=4)
+    limits = BatchLimits(queue=1000)
+    with ServingLoop([Summing(0.001)] * 2, WORK, limits, options) as loop:
+        futures = []
+        for index, text in enumerate(asked):
+            clock.offset_s = (0.0, 3600.0, -3600.0)[index // 50 % 3]
+            futures.append(loop.ask(text))
+            time.sleep(0.0005)
+        answers = [future.result(20) for future in futures]
+    assert [answer.value for answer in answers] == [answer_of(text) for text in asked]
+    assert loop.counts["replaced_lanes"] == 0
+
+
+def test_a_burst_of_ten_times_is_answered_or_refused_at_once():
+    with Service([Summing(0.002)] * 2, WORK, BatchLimits(token_budget=40, queue=64)) as service:
+        futures = []
+        for index in range(900):
+            started_s = time.perf_counter()
+            futures.append(service.submit(Request("abcdefgh")))
+            if isinstance(futures[-1].exception(0) if futures[-1].done() else None, RefusedError):
+                assert time.perf_counter() - started_s < 0.1
+            if index < 100 or index > 800:
+                time.sleep(0.003)
+        ends = [future.exception(20) for future in futures]
+    refused = [error for error in ends if error is not None]
+    assert all(isinstance(error, RefusedError) and error.retry_after_s > 0 for error in refused)
+    assert 0 < len(refused) < 800
+    assert all(error is None for error in ends[-20:]), "after the burst it serves as before"
+
+
+def test_a_flood_does_not_move_another_tenant_for_real():
+    """The quiet tenant waits for batches, not for the queue that the flood fills."""
+    limits = BatchLimits(token_budget=64, queue=256)
+    with Service([Summing(0.02)] * 2, WORK, limits) as service:
+        stop = threading.Event()
+
+        def flood() -> None:
+            while not stop.is_set():
+                service.submit(Request("abcdefgh", tenant="flood"))
+                time.sleep(0.0002)
+
+        thread = threading.Thread(target=flood)
+        thread.start()
+        time.sleep(0.2)
+        waits = []
+        for _ in range(40):
+            answer = service.submit(Request("abcdefgh", tenant="quiet")).result(10)
+            waits.append(answer.times.total_s)
+            time.sleep(0.005)
+        stop.set()
+        thread.join()
+        counts = service.stats().counts
+    assert counts["refused"] + counts.get("displaced", 0) > 50
+    flooded_s = 256 / 8 / 2 * 0.02  # what a full queue of one tenant would make it wait
+    assert np.percentile(waits, 95) < 0.5 * flooded_s
+
+
+def test_what_cannot_be_drained_in_time_is_told_so():
+    engine = Summing()
+    engine.gate.clear()
+    service = Service([engine], WORK, BatchLimits(max_batch=1))
+    futures = [service.submit(Request("ab")) for _ in range(4)]
+    assert service.drain(0.1) is False
+    assert all(isinstance(future.exception(1), ClosedError) for future in futures)
+    assert not service.live and not service.ready
+    engine.gate.set()
+    with pytest.raises(RefusedError, match="closing"):
+        service.submit(Request("ab")).result(0)
+
+
+SERVER = """
+import signal, sys, threading, time
+sys.path.insert(0, sys.argv[1])
+from serving_fakes import Summing, answer_of, encode, pad
+from qbench.serving.batcher import BatchLimits
+from qbench.serving.request import Work
+from qbench.serving.service import Request, Service
+
+service = Service([Summing(0.003)] * 2, Work(pad, encode), BatchLimits(queue=4000, token_budget=30))
+stop = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: stop.set())
+futures = []
+print("ready", flush=True)
+while not stop.is_set():
+    futures.append(service.submit(Request("abc")))
+    time.sleep(0.0005)
+served = service.drain(20)
+late = service.submit(Request("abc")).exception()
+right = sum(future.result(0).value == answer_of("abc") for future in futures)
+print(len(futures), right, served, type(late).__name__, flush=True)
+"""
+
+
+def test_sigterm_under_load_answers_what_was_accepted():
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVER, str(Path(__file__).parent)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == "ready"
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=60)
+    asked, right, served, late = out.split()
+    assert int(asked) == int(right) > 50
+    assert (served, late) == ("True", "RefusedError")
+    assert process.returncode == 0
+
+
+def test_a_nan_row_fails_alone():
+    def engine(feeds):
+        rows = np.ones((len(feeds["ids"]), 3), np.float32)
+        rows[(feeds["ids"] == ord("y")).any(axis=1), 1] = np.nan
+        rows[(feeds["ids"] == ord("i")).any(axis=1), 2] = -np.inf
+        return {"scores": rows}
+
+    with ServingLoop([engine], WORK, BatchLimits()) as loop:
+        futures = [loop.ask(text) for text in ("ab", "ay", "ai", "cd")]
+        with pytest.raises(NotANumberError, match="'scores' holds NaN"):
+            futures[1].result(10)
+        assert futures[0].result(10).value.tolist() == [1, 1, 1]
+        assert futures[2].result(10).value.tolist() == [1, 1, -np.inf]
+
+
+def test_gates_without_fallback_are_the_default():
+    assert Gates().fallback == () and Gates().default is None

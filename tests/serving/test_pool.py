@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import onnx
+import pytest
+from serving_fakes import texts
+
+from qbench.graph.model import TensorSpec
+from qbench.runtime.ort import SessionSettings, open_session
+from qbench.serving.batcher import BatchLimits
+from qbench.serving.flights import LoopOptions
+from qbench.serving.loop import ServingLoop
+from qbench.serving.pool import BoundRun, Buffers, PooledPad, can_pool, lock_pages, pools_for
+from qbench.serving.request import Work
+from qbench.tasks.padding import pad_batch
+
+SPECS = (
+    TensorSpec("input_ids", "int64", ("batch", "sequence")),
+    TensorSpec("attention_mask", "int64", ("batch", "sequence")),
+    TensorSpec("token_type_ids", "int32", ("batch", "sequence")),
+)
+MODEL = """
+<ir_version: 10, opset_import: ["" : 21]>
+sums (int64[batch, length] input_ids, int64[batch, length] attention_mask)
+     => (float[batch] total, float[batch, length] kept) {
+   product = Mul (input_ids, attention_mask)
+   kept = Cast <to: int = 1> (product)
+   axes = Constant <value_ints: ints = [1]> ()
+   total = ReduceSum <keepdims: int = 0> (kept, axes)
+}
+"""
+
+
+def encoded(count: int = 200, shortest: int = 2, longest: int = 20, seed: int = 0):
+    return [
+        {"input_ids": [ord(c) for c in text], "attention_mask": [1] * len(text)}
+        for text in texts(count, shortest, longest, seed)
+    ]
+
+
+@pytest.fixture
+def session(tmp_path):
+    path = tmp_path / "model.onnx"
+    onnx.save(onnx.parser.parse_model(MODEL), path)
+    with open_session(path, SessionSettings(threads=1)) as opened:
+        yield opened
+
+
+def plain(group):
+    return pad_batch(group, SPECS, pad_id=7)
+
+
+def test_buffers_pad_as_the_padder_does_whatever_lay_in_them():
+    pooled = PooledPad(SPECS, 256, pad_id=7)
+    requests = encoded()
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        group = [requests[i] for i in rng.integers(0, len(requests), rng.integers(1, 9))]
+        wanted, got = plain(group), pooled(group)
+        assert list(got) == list(wanted)
+        for name, array in wanted.items():
+            assert got[name].dtype == array.dtype
+            np.testing.assert_array_equal(got[name], array)
+            assert got[name].flags.c_contiguous
+
+
+def test_in_steady_state_no_input_buffer_is_allocated():
+    """Counted by the pool, and by the allocator: nothing of the size of a feed is left behind."""
+    pooled = PooledPad(SPECS, 4096)
+    requests = encoded(500, 100, 200)
+    groups = [requests[i : i + 16] for i in range(0, 480, 16)]
+    for group in groups:
+        pooled(group)
+    before = pooled.buffers.allocations
+    tracemalloc.start()
+    for group in groups * 3:
+        pooled(group)
+        _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert pooled.buffers.allocations == before == len(SPECS)
+    feed_bytes = 16 * 150 * 8
+    assert peak < feed_bytes, "three feeds of that size would have been three times this"
+
+
+def test_a_served_lane_allocates_its_buffers_once():
+    pools = []
+
+    def make():
+        pools.append(PooledPad(SPECS, 512))
+        return pools[-1]
+
+    limits = BatchLimits(token_budget=512, queue=1000)
+    options = LoopOptions(pads=make)
+    run = lambda feeds: {"n": (feeds["input_ids"] * feeds["attention_mask"]).sum(axis=1)}  # noqa: E731
+    asked = encoded(600)
+    with ServingLoop([run, run], Work(plain), limits, options) as loop:
+        answers = [future.result(10) for future in [loop.ask(one) for one in asked]]
+    assert [answer.value for answer in answers] == [sum(one["input_ids"]) for one in asked]
+    assert [pool.buffers.allocations for pool in pools] == [len(SPECS)] * 2
+
+
+def test_a_larger_batch_than_ever_grows_the_buffers_and_is_counted():
+    pooled = PooledPad(SPECS, 8)
+    pooled(encoded(10))
+    assert pooled.buffers.allocations == 2 * len(SPECS)
+
+
+def test_graphs_that_buffers_do_not_suit_are_left_to_the_padder():
+    assert can_pool(SPECS)
+    assert not can_pool((TensorSpec("input_ids", "int64", (8, "sequence")),))
+    assert not can_pool((TensorSpec("pixels", "float32", ("batch", "width")),))
+    assert pools_for((), plain, encoded(4), 64) is None
+    assert pools_for(SPECS, plain, encoded(4), 64, pad_id=0) is None, "another pad id"
+    made = pools_for(SPECS, plain, encoded(4), 64, pad_id=7)
+    assert made is not None and made() is not made()
+
+
+def test_position_ids_are_made_up():
+    specs = (*SPECS, TensorSpec("position_ids", "int64", ("batch", "sequence")))
+    group = encoded(3)
+    np.testing.assert_array_equal(
+        PooledPad(specs, 64)(group)["position_ids"], pad_batch(group, specs)["position_ids"]
+    )
+
+
+def test_a_bound_session_answers_as_a_plain_one_in_buffers_that_it_keeps(session):
+    bound = BoundRun(session)
+    pooled = PooledPad(SPECS, 512)
+    requests = encoded()
+    for start in range(0, 160, 8):
+        feeds = pooled(requests[start : start + 8])
+        wanted, got = session.run(feeds), bound(feeds)
+        for name, array in wanted.items():
+            np.testing.assert_array_equal(got[name], array)
+            assert got[name].dtype == array.dtype
+    before = bound.buffers.allocations
+    for start in range(0, 160, 8):
+        bound(pooled(requests[start : start + 8]))
+    assert bound.buffers.allocations == before
+
+
+def test_a_bound_session_refuses_bad_feeds_with_the_runtime_s_words(session):
+    from qbench.errors import MeasurementError
+
+    feeds = {"input_ids": np.zeros((2, 3), np.int64), "attention_mask": np.zeros((2, 4), np.int64)}
+    with pytest.raises(MeasurementError, match=r"(?i)broadcast|dimension|shape"):
+        BoundRun(session)(feeds)
+
+
+def test_pages_are_locked_only_where_a_cuda_runtime_is():
+    array = np.zeros(4096, np.uint8)
+    locked = lock_pages(array)
+    assert isinstance(locked, bool)
+    buffers = Buffers(page_locked=True)
+    assert buffers.take("a", (2, 3), np.dtype(np.int64)).shape == (2, 3)
+
+
+def test_on_cuda_buffers_are_page_locked(session):
+    import onnxruntime as ort
+
+    if "CUDAExecutionProvider" not in ort.get_available_providers():
+        pytest.skip("no onnxruntime-gpu")
+    assert lock_pages(np.zeros(4096, np.uint8))
