@@ -38,8 +38,9 @@ format: $(VENV)/.installed-dev ## format the code
 notebook: $(VENV)/.installed-notebook ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab notebooks
 
-docs: $(VENV)/.installed-dev ## write docs/cli.md from the commands' own help
+docs: $(VENV)/.installed-dev ## write docs/cli.md and docs/backends.md from the code
 	$(BIN)/python docs/make_cli.py
+	$(BIN)/python docs/make_backends.py
 
 clean: ## remove the environment and caches; results and prepared data stay
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qbench.backends import BACKENDS, Backend
+from qbench.backends import BACKENDS, Backend, Support, SupportRow, support_rows
 from qbench.errors import MeasurementError, MissingDependencyError, QbenchError
 from qbench.gate import check_runtime, install_command, is_installed
 from qbench.provenance import Machine, installed_versions, this_machine
@@ -20,20 +20,41 @@ _OPTIONAL = (
 )
 #: Clipping magnitude of the tiny model's activations: generous, since only running is tried.
 _CLIP = 8.0
+_IDS = np.array([[1, 2, 3, 4]], dtype=np.int64)
+#: Inputs of the tiny models; each reads its own.
+_FEEDS: dict[str, np.ndarray] = {
+    "input_ids": _IDS,
+    "attention_mask": np.ones_like(_IDS),
+    "image": np.linspace(-1, 1, 3 * 16 * 16, dtype=np.float32).reshape(1, 3, 16, 16),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class FormatProbe:
-    """One format tried on one backend: ``runs`` or ``fails``, and in words why."""
+    """One format of one backend.
+
+    Attributes:
+        format: Name of the format.
+        status: ``runs``, ``fails``, or ``unverified`` where the backend cannot run here.
+        native: Kinds of layers that have a kernel of their own.
+        emulated: Kinds of layers that are rounded and computed in the high precision.
+        hardware: The least hardware.
+        kernels: Operators of the runtime's optimised graph that showed the native kernel.
+        remark: In words.
+    """
 
     format: str
     status: str
+    native: str
+    emulated: str
+    hardware: str
+    kernels: tuple[str, ...] = ()
     remark: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class BackendProbe:
-    """One backend: ``runs``, ``fails`` or ``not built by this version``; each format tried."""
+    """One backend: ``runs``, ``fails`` or ``no``, why, and each of its formats."""
 
     name: str
     status: str
@@ -88,11 +109,13 @@ def examine() -> Checkup:
 
 
 def _try_backend(backend: Backend, without_runtime: bool) -> BackendProbe:
-    if not backend.ready:
-        return BackendProbe(backend.name, "no", "this version of qbench does not build for it")
-    if without_runtime:
-        return BackendProbe(backend.name, "no", "needs exactly one ONNX Runtime")
-    probes = tuple(_try_format(backend, name) for name in backend.formats)
+    rows = [row for row in support_rows() if row.backend == backend.name]
+    if not backend.ready or without_runtime:
+        why = "needs exactly one ONNX Runtime"
+        if not backend.ready:
+            why = "this version of qbench does not build for it"
+        return BackendProbe(backend.name, "no", why, tuple(_unverified(row) for row in rows))
+    probes = tuple(_try_format(backend, row) for row in rows)
     failed = [probe for probe in probes if probe.status == "fails"]
     status = "fails" if len(failed) == len(probes) else "runs"
     return BackendProbe(
@@ -100,35 +123,60 @@ def _try_backend(backend: Backend, without_runtime: bool) -> BackendProbe:
     )
 
 
-def _try_format(backend: Backend, name: str) -> FormatProbe:
-    """Give a format to one layer of a tiny model, load it and run it."""
-    try:
-        output = _run_lowered(backend, name)
-    except QbenchError as error:
-        return FormatProbe(name, "fails", str(error))
-    if not np.isfinite(output).all():
-        return FormatProbe(name, "fails", "the tiny model gave numbers that are not finite")
-    remark = "right rounding, no gain in speed" if backend.emulates(Kind.LINEAR, name) else ""
-    if name == backend.high_precision:
-        remark = "the high precision here"
-    return FormatProbe(name, "runs", remark)
+def _unverified(row: SupportRow) -> FormatProbe:
+    return FormatProbe(
+        row.format, "unverified", row.native, row.emulated, row.hardware, remark=row.remark
+    )
 
 
-def _run_lowered(backend: Backend, name: str) -> np.ndarray:
-    """Return what the tiny model gives when its first linear layer takes a format."""
+def _try_format(backend: Backend, row: SupportRow) -> FormatProbe:
+    """Give a format to a layer of each kind of a tiny model, run it, and look for its kernel."""
+    support = backend.support(row.format)
+    assert support is not None
+    found, wrong = set[str](), ""
+    for kind in support.kernels:
+        try:
+            found |= _kernels_of(backend, kind, support)
+        except QbenchError as error:
+            wrong = wrong or f"on {kind}: {error}"
+    if support.proof and not found and not wrong:
+        wrong = f"none of {', '.join(sorted(support.proof))} in the optimised graph"
+    return FormatProbe(
+        row.format,
+        "fails" if wrong else "runs",
+        row.native,
+        row.emulated,
+        row.hardware,
+        tuple(sorted(found)),
+        wrong or row.remark,
+    )
+
+
+def _kernels_of(backend: Backend, kind: Kind, support: Support) -> set[str]:
+    """Return the operators that prove a format, from a tiny model with one layer in it.
+
+    Raises:
+        MeasurementError: If the layer refuses the format, or gives what is no number.
+    """
     from qbench.graph.layers import find_layers
     from qbench.lowering import lowering_for
+    from qbench.runtime.optimised import kernel_name, optimised_graph
     from qbench.runtime.ort import open_session, settings_for
-    from qbench.testing.graphs import tiny_encoder
+    from qbench.testing.graphs import tiny_convnet, tiny_encoder
 
-    model = tiny_encoder(layers=1)
-    if name != backend.high_precision:
-        layer = next(x for x in find_layers(model).layers if x.kind is Kind.LINEAR)
-        lowering = lowering_for(name)
+    model = tiny_convnet() if kind is Kind.CONV else tiny_encoder(layers=1, hidden=64)
+    if support.format != backend.high_precision:
+        layer = next(x for x in find_layers(model).layers if x.kind is kind)
+        lowering = lowering_for(support.format)
         if refusal := lowering.requires(model, layer):
             raise MeasurementError(refusal.reason)
         lowering.apply(model, layer, {edge.tensor: _CLIP for edge in layer.edges})
-    ids = np.array([[1, 2, 3, 4]], dtype=np.int64)
-    with open_session(model, settings_for(backend, threads=1)) as session:
-        outputs = session.run({"input_ids": ids, "attention_mask": np.ones_like(ids)})
-    return next(iter(outputs.values()))
+    settings = settings_for(backend, threads=1)
+    with open_session(model, settings) as session:
+        outputs = session.run(_FEEDS)
+    if not all(np.isfinite(values).all() for values in outputs.values()):
+        raise MeasurementError("the tiny model gave numbers that are not finite")
+    if not support.proof or kind is not Kind.LINEAR:
+        return set()
+    nodes = optimised_graph(model, settings).graph.all_nodes()
+    return {kernel_name(node) for node in nodes} & support.proof

@@ -29,7 +29,8 @@ def command() -> Answer:
     """Say what is installed, what can run here, and what is missing.
 
     Each backend that this version builds for is really tried: every format is given to a layer of
-    a tiny model, which is loaded and run. Exit code 2 if no backend can run.
+    each kind that takes it, in a tiny model that is loaded and run, and the kernel is read back
+    from the runtime's optimised graph. Exit code 2 if no backend can run.
     """
     from qbench.cli.checkup import examine
 
@@ -59,15 +60,25 @@ def _show(found: Checkup, console: Console) -> None:
     table = Table(title="Backends and formats", title_justify="left")
     table.add_column("backend")
     table.add_column("format")
-    table.add_column("here")
-    table.add_column("remark", overflow="fold")
+    table.add_column("here", no_wrap=True)
+    for heading in ("native", "emulated", "hardware", "kernels seen", "remark"):
+        table.add_column(heading, overflow="fold")
     for backend in found.backends:
-        if not backend.formats:
-            table.add_row(backend.name, "", backend.status, backend.remark)
         for probe in backend.formats:
-            mark = _MARKS.get(probe.status, probe.status)
-            table.add_row(backend.name, probe.format, mark, probe.remark)
+            table.add_row(
+                backend.name,
+                probe.format,
+                _MARKS.get(probe.status, probe.status),
+                probe.native,
+                probe.emulated,
+                probe.hardware,
+                ", ".join(probe.kernels),
+                probe.remark,
+            )
     console.print(table)
+    for backend in found.backends:
+        if backend.remark:
+            console.print(f"{backend.name}: {backend.remark}", markup=False)
     for gap in found.missing:
         told = f"not installed: {gap.package} ({gap.purpose}); add it: {gap.command}"
         console.print(told, markup=False)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -14,11 +15,25 @@ def test_every_format_of_a_ready_backend_really_runs() -> None:
     assert found.problems == ()
     for probe in found.backends:
         backend = BACKENDS[probe.name]
-        if not backend.ready:
-            assert (probe.status, probe.formats) == ("no", ())
-            continue
         assert [f.format for f in probe.formats] == list(backend.formats)
+        if not backend.ready:
+            assert probe.status == "no" and {f.status for f in probe.formats} == {"unverified"}
+            continue
         assert {f.status for f in probe.formats} == {"runs"}, probe.formats
+        for form in probe.formats:
+            proof = backend.support(form.format).proof
+            assert set(form.kernels) <= proof and bool(form.kernels) == bool(proof)
+
+
+def test_a_kernel_that_is_not_there_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = BACKENDS["ort-cpu"]
+    odd = replace(cpu.support("int8"), proof=frozenset({"QuantumMatMul"}))
+    kept = tuple(odd if s.format == "int8" else s for s in cpu.supports)
+    monkeypatch.setitem(BACKENDS, "ort-cpu", replace(cpu, supports=kept))
+    found = next(b for b in examine().backends if b.name == "ort-cpu")
+    failed = [f for f in found.formats if f.status == "fails"]
+    assert [f.format for f in failed] == ["int8"] and "QuantumMatMul" in failed[0].remark
+    assert found.remark == "1 formats fail"
 
 
 def test_doctor_prints_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None:
