@@ -78,6 +78,8 @@ def write_model(folder: Path, gigabytes: float, hidden: int) -> Path:
     blocks = max(2, round((gigabytes * 1e9 - 4 * WORDS * hidden) / block))
     model = encoder_on(LargeSketch(0), blocks, (hidden, max(hidden // 128, 1)), WORDS)
     path = folder / "large.onnx"
+    for old in folder.glob("large*.onnx*"):
+        old.unlink()
     ir.save(model, path, external_data="large.onnx.data", max_shard_size_bytes=SHARD_BYTES)
     return path
 
@@ -200,7 +202,7 @@ def commands(folder: Path, model: Path, layers: Sequence[str]) -> Iterator[list[
         *(word for name in layers for word in ("--include", name)),
         *("--results", str(folder / "results"), "--run-id", "large"),
     ]
-    yield ["plan", str(run), "--levels", "2", "--objective", "bytes"]
+    yield ["plan", str(run), "--levels", "2", "--objective", "bytes", "--max-drop", "0.9"]
     yield ["build", str(run)]
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from qbench.calibration.calibrators import clip_of
 from qbench.calibration.collect import calibrate as observe_ranges
 from qbench.formats import FORMATS
+from qbench.graph.content import drop_weights
 from qbench.progress import Listener, Silence
 from qbench.provenance import sha256_of_json
 from qbench.records import (
@@ -112,6 +113,7 @@ def _floors(work: Workbench, bench: Bench) -> tuple[NoiseFloor, ...]:
     if low and _DYNAMIC in work.config.sweep.formats:
         graph = lower_layers(bench.replay.model.clone(), bench, low, _DYNAMIC)
         found += engine_floors(ground, graph, _DYNAMIC, reference)
+        drop_weights(graph)
     return found
 
 

@@ -14,7 +14,7 @@ import onnx_ir.passes.common as common_passes
 
 from qbench.backends import Backend, applicability, backend_named
 from qbench.errors import PlanError, unknown_name
-from qbench.graph.content import release_weights
+from qbench.graph.content import drop_weights, release_weights
 from qbench.graph.model import Model, save_graph
 from qbench.graph.shapes import infer_shapes
 from qbench.lowering import lowering_for, unusable_clips
@@ -120,6 +120,7 @@ def write_engine(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ENGINE_FILE
     save_graph(graph, path)
+    drop_weights(graph)
     return path, ir.load(path)  # its weights are mapped: what was lowered need not stay in memory
 
 

@@ -201,3 +201,13 @@ def release_weights(model: ir.Model) -> None:
     for tensor in tensors:
         if advice is not None and isinstance(tensor, ir.ExternalTensor) and tensor.raw is not None:
             tensor.raw.madvise(advice)
+
+
+def drop_weights(model: ir.Model) -> None:
+    """Let go of the weights of a graph that nobody needs any more.
+
+    A graph refers to itself in circles, which the collector finds late: what a lowering made would
+    pile up until then. Tensors that other graphs share stay theirs.
+    """
+    for value in model.graph.initializers.values():
+        value.const_value = None

@@ -37,7 +37,7 @@ from qbench.runtime.ort import Session, SessionSettings, open_session
 from qbench.runtime.probe import annotate, probe_tensors
 
 #: Models below this many bytes of weights are not worth giving memory back for.
-LARGE_BYTES = 256 << 20
+LARGE_BYTES = 128 << 20
 
 
 class Chain:

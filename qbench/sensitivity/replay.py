@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx_ir as ir
 
-from qbench.graph.content import release_weights
+from qbench.graph.content import drop_weights, release_weights
 from qbench.graph.segments import BORDER_KEY, Segment
 from qbench.lowering import Change
 from qbench.records import Layer, Layers
@@ -48,9 +48,12 @@ class ChangedSegments:
         return min(self.sessions, default=0)
 
     def close(self) -> None:
-        """Free the sessions."""
+        """Free the sessions, and the weights of the graphs."""
         for session in self.sessions.values():
             session.close()
+        for model in self.models.values():
+            drop_weights(model)
+        self.models = {}
 
 
 class _Taps(threading.local):

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qbench.backends import in_uniform
-from qbench.graph.content import release_weights
+from qbench.graph.content import drop_weights, release_weights
 from qbench.lowering import lowering_for
 from qbench.records import Estimate, Layer, RestoredRecord
 from qbench.runtime.ort import Session, open_session
@@ -81,8 +81,10 @@ class Restoring:
         replay = self._bench.replay
         own = [x for x in self.layers if index in self._homes[x.name] and x.name != without]
         part = lower_layers(replay.part(index), self._bench, own, self._format)
+        session = open_session(part, replay.settings)
         release_weights(part)
-        return open_session(part, replay.settings)
+        drop_weights(part)
+        return session
 
     def _run_all(self) -> Array:
         replay, outputs = self._bench.replay, []
