@@ -144,9 +144,21 @@ def _treatments(
         elif trial.name == "rows":
             yield trial, Treatment("rows")
         elif trial.name.startswith("block"):
-            yield trial, Treatment(trial.name, block=int(trial.name.partition(":")[2]))
+            yield trial, _in_blocks(bench, trial)
         else:
             yield trial, _calibrated(bench, trial, histograms)
+
+
+def _in_blocks(bench: Bench, trial: Trial) -> Treatment | str:
+    block = int(trial.name.partition(":")[2])
+    weight = product_weight(bench.replay.model, trial.layer)
+    if isinstance(weight, str):
+        return weight
+    if len(weight) % block:
+        return f"{block} does not divide its {len(weight)} inputs"
+    if choose_block(weight, FORMATS[trial.format].weight_bits)[0] == block:
+        return "it is the block of the plain cell"
+    return Treatment(trial.name, block=block)
 
 
 def _calibrated(
