@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from qbench.backends import BACKENDS
@@ -34,9 +35,10 @@ ENGINE_COLUMNS = (
     "p99_ms", "cpu_ms_per_request", "asked", "realised", "fallbacks", "self_test", "remark",
 )  # fmt: skip
 FRONT_COLUMNS = (
-    "engine", "role", "level", "chosen", "formats", "predicted", "predicted_low",
-    "predicted_high", "bytes", "time_ratio", "metric", "drop", "drop_low", "drop_high", "margin",
-    "verdict", "n", "n_needed", "divergence", "divergence_low", "divergence_high",
+    "engine", "role", "point", "level", "chosen", "pareto", "formats", "mean_bits", "predicted",
+    "predicted_low", "predicted_high", "bytes", "time_ratio", "metric", "drop", "drop_low",
+    "drop_high", "margin", "verdict", "n", "n_needed", "divergence", "divergence_low",
+    "divergence_high",
 )  # fmt: skip
 BENCH_COLUMNS = (
     "engine", "requests", "throughput_rps", "throughput_low_rps", "throughput_high_rps",
@@ -202,6 +204,10 @@ def front_table(
         judgements: What the built engines gave on the sweep split.
         reports: What was built; engines of the front may have been removed again.
         plan: The plan; a chosen proposal counts as the plan unless the plan was edited since.
+
+    Returns:
+        ``point`` is what ``qbench plan --point`` takes; ``pareto`` says that no other engine is at
+        least as good in drop, time and bytes and better in one, by the point estimates.
     """
     proposed: dict[str, Mapping[str, Any]] = {
         str(row.get("engine", f"front-{place}")): row for place, row in enumerate(front, 1)
@@ -213,9 +219,28 @@ def front_table(
     rows = []
     for name in dict.fromkeys([*proposed, *judged]):
         row = _front_row(name, proposed.get(name, {}), judged.get(name), built.get(name))
+        row["point"] = len(rows) + 1
         chosen = bool(row["chosen"]) and not _was_edited(plan, row["formats"])
         rows.append(row | {"chosen": chosen, "role": PLAN if chosen else row["role"]})
-    return pd.DataFrame(rows, columns=list(FRONT_COLUMNS))
+    frame = pd.DataFrame(rows, columns=list(FRONT_COLUMNS))
+    frame["pareto"] = np.array(_best_points(frame), dtype=bool)
+    return frame
+
+
+def _best_points(frame: pd.DataFrame) -> list[bool]:
+    """Return which engines no other one beats or equals in drop, time and bytes at once.
+
+    Args:
+        frame: What ``front_table`` gives. Rows without all three numbers are no points.
+    """
+    costs = frame[["drop", "time_ratio", "bytes"]].astype(float).to_numpy()
+    known = ~np.isnan(costs).any(axis=1)
+    found = []
+    for own, is_point in zip(costs, known, strict=True):
+        others = costs[known]
+        beaten = ((others <= own).all(axis=1) & (others < own).any(axis=1)).any()
+        found.append(bool(is_point and not beaten))
+    return found
 
 
 def _was_edited(plan: Plan | None, formats: Any) -> bool:
@@ -237,6 +262,7 @@ def _front_row(
         "level": proposal.get("level"),
         "chosen": bool(proposal.get("chosen", name == PLAN)),
         "formats": proposal.get("formats"),
+        "mean_bits": proposal.get("mean_bits"),
         "bytes": report.bytes if report is not None else proposal.get("bytes"),
         "time_ratio": proposal.get("time_ratio"),
         **predicted_columns(proposal.get("divergence_sum")),

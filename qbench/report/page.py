@@ -14,12 +14,12 @@ from qbench.report import markup
 from qbench.report.comparison import compare_engines, dominance_words, front_table
 from qbench.report.figures import figures_of, spec_of, vegalite_version
 from qbench.report.multiplicity import multiplicity_words
+from qbench.report.plan_tables import shown_front, shown_prices, shown_rounds
 from qbench.report.presentation import (
     agreement_words,
     shown_bench,
     shown_built,
     shown_engines,
-    shown_front,
     shown_plan,
     shown_plan_counts,
     shown_ranges,
@@ -294,6 +294,10 @@ def _front_section(run: RunRecords, drawn: Mapping[str, str]) -> str:
         drawn.get("front", ""),
         drawn.get("predicted", ""),
         markup.table(shown_front(front)) if len(front) else "",
+        markup.table(rounds) if (rounds := shown_rounds(run.plan)).rows else "",
+        markup.folded("What formats cost", markup.table(shown_prices(run.prices)))
+        if run.prices
+        else "",
     )
 
 

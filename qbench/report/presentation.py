@@ -87,17 +87,17 @@ def text(name: str) -> Writer:
 
 def num(name: str, digits: int = 3) -> Writer:
     """Return a writer of the number ``name``."""
-    return lambda row: number(_float(getattr(row, name)), digits)
+    return lambda row: number(float_of(getattr(row, name)), digits)
 
 
 def est(name: str, unit: str = "", digits: int = 2) -> Writer:
     """Return a writer of the number ``name`` with its interval."""
 
     def write(row: Any) -> str:
-        value = _float(getattr(row, f"{name}{unit}"))
+        value = float_of(getattr(row, f"{name}{unit}"))
         if value is None:
             return DASH
-        low, high = (_float(getattr(row, f"{name}_{end}{unit}")) for end in ("low", "high"))
+        low, high = (float_of(getattr(row, f"{name}_{end}{unit}")) for end in ("low", "high"))
         if low is None or high is None:
             return number(value, digits)
         if name == "rank":
@@ -107,7 +107,8 @@ def est(name: str, unit: str = "", digits: int = 2) -> Writer:
     return write
 
 
-def _float(value: Any) -> float | None:
+def float_of(value: Any) -> float | None:
+    """Return a number, or ``None`` where it is missing."""
     return None if value is None or pd.isna(value) else float(value)
 
 
@@ -131,9 +132,9 @@ def shown_engines(rows: Sequence[Comparison]) -> Shown:
         (Column("drop [95 %]"), lambda row: DASH if row.engine in idle else est("drop")(row)),
         (
             Column("verdict", right=False),
-            lambda row: _IDLE[row.role] if row.engine in idle else _verdict(row),
+            lambda row: _IDLE[row.role] if row.engine in idle else verdict_text(row),
         ),
-        (Column("size, MB"), lambda row: megabytes(_float(row.bytes))),
+        (Column("size, MB"), lambda row: megabytes(float_of(row.bytes))),
         (Column("req/s [95 %]"), est("throughput", "_rps")),
         (Column("speed-up"), lambda row: _times(row.speedup)),
         (Column("P50, ms"), num("p50_ms")),
@@ -153,7 +154,7 @@ def shown_engines(rows: Sequence[Comparison]) -> Shown:
 
 
 def _times(value: Any) -> str:
-    factor = _float(value)
+    factor = float_of(value)
     return DASH if factor is None else f"{number(factor)}×"
 
 
@@ -164,11 +165,12 @@ def _engine(row: Any) -> str:
     return f"{formats[0]} (reference)" if len(formats) == 1 else str(row.engine)
 
 
-def _verdict(row: Any) -> str:
+def verdict_text(row: Any) -> str:
+    """Return the verdict of an engine in words, with the samples that would resolve it."""
     if row.role == "reference":
         return DASH
     if row.verdict == "not_resolvable":
-        needed = _float(row.n_needed)
+        needed = float_of(row.n_needed)
         return "not resolvable" + ("" if needed is None else f" (n ≈ {needed:,.0f})")
     return _plain(row.verdict).replace("_", " ")
 
@@ -265,32 +267,6 @@ def _numbers(values: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {number(value)}" for name, value in values.items()) or DASH
 
 
-def shown_front(front: pd.DataFrame, *, short: bool = False) -> Shown:
-    """Return the measured front: what was proposed, and what its engines gave.
-
-    Args:
-        front: What ``front_table`` gave.
-        short: Whether the divergences are left out, for a narrow page.
-    """
-    divergences: _Spec = [
-        (Column("predicted divergence [95 %]"), est("predicted")),
-        (Column("measured divergence [95 %]"), est("divergence")),
-    ]
-    spec: list[tuple[Column, Writer]] = [
-        (Column("engine", right=False), text("engine")),
-        (Column("formats", right=False), text("formats")),
-        *(() if short else divergences),
-        (Column("drop [95 %]"), est("drop")),
-        (Column("verdict", right=False), _verdict),
-        (Column("size, MB"), lambda row: megabytes(_float(row.bytes))),
-        (Column("time ÷ reference"), num("time_ratio")),
-    ]
-    n = front["n"].max() if len(front) else None
-    on = "" if n is None or pd.isna(n) else f" on n = {int(n):,} sweep samples"
-    marked = [index for index, chosen in enumerate(front["chosen"]) if chosen]
-    return show(front, spec, f"What the planner proposed and its engines gave{on}", marked)
-
-
 def shown_bench(bench: BenchRun) -> Shown:
     """Return the statistics of each engine under load."""
     spec: list[tuple[Column, Writer]] = [
@@ -329,7 +305,7 @@ def shown_sweep(records: Sequence[SweepRecord]) -> Shown:
         (Column("drop [95 %]"), est("drop")),
         (Column("drop is", right=False), _resolved),
         (Column("n"), text("n")),
-        (Column("answers changed"), lambda row: share(_float(row.flip_rate))),
+        (Column("answers changed"), lambda row: share(float_of(row.flip_rate))),
         (Column("SQNR, dB"), num("sqnr_db")),
         (Column("reason", right=False, wrap=True), text("reason")),
     ]

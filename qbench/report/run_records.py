@@ -37,6 +37,7 @@ class RunRecords:
         sweep: The cells of the sweep.
         plan: The plan, or ``None``.
         front: Proposals of the planner.
+        prices: What formats cost, by source.
         deciding: Judgements on the sweep split: they decided the plan.
         engines: What was built.
         judgements: Judgements on the verification split.
@@ -56,6 +57,7 @@ class RunRecords:
     sweep: tuple[SweepRecord, ...] = ()
     plan: Plan | None = None
     front: tuple[Mapping[str, Any], ...] = ()
+    prices: tuple[Mapping[str, Any], ...] = ()
     deciding: tuple[Judgement, ...] = ()
     engines: tuple[EngineReport, ...] = ()
     judgements: tuple[Judgement, ...] = ()
@@ -102,6 +104,7 @@ def load_records(rundir: RunDir) -> RunRecords:
         sweep=in_layer_order(read("sweep", rundir.read_sweep, ()), layers),
         plan=read("plan", lambda: plan_of(rundir, layers), no_plan),
         front=tuple(read("front", rundir.read_front, [])),
+        prices=tuple(read("front", rundir.known_prices, [])),
         deciding=read("front", lambda: rundir.read_judgements("sweep"), ()),
         engines=read("engines", rundir.read_engines, ()),
         judgements=read("verification", lambda: rundir.read_judgements("verification"), ()),

@@ -152,6 +152,20 @@ class Run:
         return judgements_table(self._rundir.read_judgements("verification"))
 
     @cached_property
+    def rounds(self) -> pd.DataFrame:
+        """One row a round of the plan's repair: what was measured, built, expected and seen."""
+        from qbench.report.plan_tables import rounds_table
+
+        return rounds_table(self.plan.record)
+
+    @cached_property
+    def prices(self) -> pd.DataFrame:
+        """One row a kind, weight shape and format: its price from segments and from engines."""
+        from qbench.report.plan_tables import prices_table
+
+        return prices_table(self._rundir.known_prices())
+
+    @cached_property
     def front(self) -> pd.DataFrame:
         """One row a proposal of the planner, with what its engine gave on the sweep split."""
         from qbench.report.comparison import front_table

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from qbench.report.comparison import compare_engines, dominance_words, front_table
 from qbench.report.multiplicity import multiplicity_words
+from qbench.report.plan_tables import shown_front, shown_rounds
 from qbench.report.presentation import (
     Shown,
     agreement_words,
     shown_engines,
-    shown_front,
     shown_plan_counts,
     shown_sensitive,
 )
@@ -52,6 +52,8 @@ def plan_summary(run: RunRecords) -> Group:
 
     front = front_table(run.front, run.deciding, run.engines, run.plan)
     parts: list[RenderableType] = [rich_table(shown_front(front, short=True))] if len(front) else []
+    if (rounds := shown_rounds(run.plan)).rows:
+        parts.append(rich_table(rounds))
     if run.plan is not None:
         parts.append(rich_table(shown_plan_counts(run.plan)))
     parts += _verdict_parts(run)
