@@ -216,7 +216,7 @@ def front_table(
     for judgement in judgements:
         judged.setdefault(judgement.engine, judgement)
     built = {report.name: report for report in reports}
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in dict.fromkeys([*proposed, *judged]):
         row = _front_row(name, proposed.get(name, {}), judged.get(name), built.get(name))
         row["point"] = len(rows) + 1
