@@ -173,13 +173,9 @@ def test_a_drop_is_in_its_interval_and_mirrors(n: int, changed: int, seed: int) 
 
 def test_same_seed_same_interval() -> None:
     rng = np.random.default_rng(5)
-    before, after = rng.random(100), rng.random(100)
-    assert paired_drop(ACCURACY, before, after, seed=3) == paired_drop(
-        ACCURACY, before, after, seed=3
-    )
-    assert paired_drop(ACCURACY, before, after, seed=3) != paired_drop(
-        ACCURACY, before, after, seed=4
-    )
+    before, after = rng.exponential(size=100), rng.exponential(size=100) ** 2
+    assert paired_drop(LOSS, before, after, seed=3) == paired_drop(LOSS, before, after, seed=3)
+    assert paired_drop(LOSS, before, after, seed=3) != paired_drop(LOSS, before, after, seed=4)
 
 
 def test_memory_stays_small_for_many_samples() -> None:

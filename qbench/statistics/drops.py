@@ -15,12 +15,15 @@ from qbench.records import Estimate
 from qbench.statistics.intervals import (
     CARRY_SHARE,
     FEW,
+    UNLIMITED,
     bounded_mean,
     few_interval,
     no_estimate,
     rule_of_three,
+    tail_interval,
 )
 from qbench.statistics.resampling import Floats, Statistic, index_blocks, leave_out, replicate
+from qbench.statistics.tails import FARTHEST
 
 #: Most evaluations of a statistic with samples left out; beyond it samples are left out in groups.
 MOST_LEFT_OUT = 500
@@ -61,9 +64,9 @@ def paired_drop(
     """Return how much worse ``payload`` is than ``reference_payload``; above zero is always worse.
 
     * Metrics that are the mean of a payload of one column: studentised bootstrap of the samples'
-      differences.
+      differences, widened by ``intervals.tail_interval`` where few of them carry the variance.
     * Any other statistic (Spearman, F1, perplexity): bias-corrected and accelerated bootstrap of
-      the pair (B. Efron, 1987, "Better bootstrap confidence intervals").
+      the pair (B. Efron, 1987, "Better bootstrap confidence intervals"), widened likewise.
     * Fewer than 20 samples changed: the bound of ``intervals.few_interval``; none changed: plus
       and minus the rule of three times the metric's range. A statistic that is not a mean goes
       in by its jackknife pseudo-values. Never [0, 0].
@@ -95,7 +98,8 @@ def paired_drop(
     if is_mean(metric.statistic, before) and is_mean(metric.statistic, after):
         worse = sign * (before - after)[:, 0]
         span = _span_of_mean(metric, before[:, 0], after[:, 0])
-        return bounded_mean(worse, -span, span, seed=seed, resamples=resamples, level=level)
+        limits = (-span, span) if math.isfinite(metric.high - metric.low) else UNLIMITED
+        return bounded_mean(worse, -span, span, (seed, resamples, level), limits)
     return _drop_of_statistic(metric, before, after, (seed, resamples, level))
 
 
@@ -161,12 +165,17 @@ def _pair(reference_payload: ArrayLike, payload: ArrayLike) -> tuple[Floats, Flo
 
 
 def _span_of_mean(metric: MetricLike, before: Floats, after: Floats) -> float:
-    """Return the largest change of one sample; the observed range where the metric has none."""
+    """Return the largest change of one sample.
+
+    Where the metric has no range, it is the range seen, or a multiple of the largest change seen.
+    """
+    largest = float(np.abs(before - after).max())
     span = float(metric.high) - float(metric.low)
     if math.isfinite(span):
-        return max(span, float(np.abs(before - after).max()))
+        return max(span, largest)
     both = np.concatenate([before, after])
-    return float(both.max() - both.min()) or max(float(np.abs(both).max()), 1.0)
+    seen = max(float(both.max() - both.min()), FARTHEST * largest)
+    return seen or max(float(np.abs(both).max()), 1.0)
 
 
 def _drop_of_statistic(
@@ -187,7 +196,7 @@ def _drop_of_statistic(
     changed = _changed(before, after)
     span = float(metric.high) - float(metric.low)
     if not math.isfinite(span):
-        span = _largest_influence(metric.statistic, before)
+        span = _reference_reach(metric.statistic, before)
     method = "few_changed"
     if not changed.any():
         half = span * rule_of_three(n, level)
@@ -196,10 +205,12 @@ def _drop_of_statistic(
         influence = _influences(drop, both, value, changed)
         few = int(changed.sum()) < FEW
         ends = None if few else _bca(metric, before, after, value, influence, draws)
-        if ends is None:
-            low, high = few_interval(value + influence, -span, span, seed=seed, level=level)
+        if ends is None:  # a rare class weighs more than the metric's range times one sample
+            reach = max(span, _reference_reach(metric.statistic, before))
+            low, high = few_interval(value + influence, -reach, reach, seed=seed, level=level)
         else:
-            (low, high), method = ends, "bootstrap_bca"
+            wide = tail_interval(value + influence, UNLIMITED, seed=seed, level=level)
+            low, high, method = min(ends[0], wide[0]), max(ends[1], wide[1]), "bootstrap_bca"
     low, high = max(low, -span), min(high, span)
     return Estimate(value, min(low, value), max(high, value), n, level, method)
 
@@ -237,11 +248,23 @@ def _influences(
     return np.asarray(influence - influence.mean())
 
 
+def _reference_reach(statistic: Statistic, payload: Floats) -> float:
+    """Return twice the largest influence of a sample of the reference [n, k], or 1; it is kept."""
+    try:
+        return _kept_reach(statistic, payload.tobytes(), payload.shape)
+    except TypeError:  # a statistic that cannot be hashed
+        return _largest_influence(statistic, payload)
+
+
 def _largest_influence(statistic: Statistic, payload: Floats) -> float:
-    """Return the span that stands for an infinite range: twice the largest influence, or 1."""
     value = float(statistic(payload))
     influence = _influences(statistic, payload, value, np.zeros(len(payload), dtype=bool))
     return 2.0 * float(np.abs(influence).max(initial=0.0)) or 1.0
+
+
+@lru_cache(maxsize=4)
+def _kept_reach(statistic: Statistic, content: bytes, shape: tuple[int, ...]) -> float:
+    return _largest_influence(statistic, np.frombuffer(content, dtype=np.float64).reshape(shape))
 
 
 def _bca(

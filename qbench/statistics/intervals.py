@@ -9,6 +9,9 @@ variable"; E. Learned-Miller & P. Thomas, 2019, "A new confidence interval for t
 bounded random variable"). For changes that are all of one size it *is* the Clopper-Pearson bound
 on the share of changed samples times that size; with no change at all it is the rule of three
 times the range; between the two it is far tighter than their product.
+
+A bootstrap is also too narrow where many samples changed and few of them carry the variance; there
+it is widened by ``tails``.
 """
 
 from __future__ import annotations
@@ -22,13 +25,18 @@ from numpy.typing import ArrayLike
 from qbench.errors import InputError
 from qbench.records import Estimate
 from qbench.statistics.resampling import Floats, count_blocks, simplex_blocks
+from qbench.statistics.tails import effective_carriers, student_interval, unseen_multiple
 
+#: Limits of values that have none.
+UNLIMITED = (-math.inf, math.inf)
 #: Below this number of samples that carry a mean, the bootstrap is not trusted.
 FEW = 20
 #: A sample carries a mean if its magnitude passes this share of the largest one.
 CARRY_SHARE = 1e-3
 #: Draws behind the interval of few changes (its ends are quantiles, so it takes more of them).
 SIMPLEX_DRAWS = 4000
+#: Draws behind the interval that allows for what was not seen: it has to be cheap.
+TAIL_DRAWS = 1000
 
 
 def no_estimate(n: int, level: float, method: str) -> Estimate:
@@ -52,7 +60,13 @@ def rule_of_three(n: int, level: float) -> float:
 
 
 def few_interval(
-    values: Floats, low: float, high: float, *, seed: int, level: float
+    values: Floats,
+    low: float,
+    high: float,
+    *,
+    seed: int,
+    level: float,
+    draws: int = SIMPLEX_DRAWS,
 ) -> tuple[float, float]:
     """Return an interval of the mean of ``values`` [n], each of which lies in [low, high].
 
@@ -63,7 +77,7 @@ def few_interval(
         half = rule_of_three(n, level)
         return low * half, high * half
     sums, extra = [], []
-    for weights in simplex_blocks(n, seed, SIMPLEX_DRAWS):
+    for weights in simplex_blocks(n, seed, draws):
         sums.append(weights[:, :n] @ values)
         extra.append(weights[:, n])
     inner, outer = np.concatenate(sums), np.concatenate(extra)
@@ -99,20 +113,56 @@ def studentised_interval(
     return mean - float(upper) * error, mean - float(lower) * error
 
 
+def tail_interval(
+    values: Floats, limits: tuple[float, float], *, seed: int, level: float
+) -> tuple[float, float]:
+    """Return an interval of the mean of ``values`` [n > 1] that allows for what was not seen.
+
+    Args:
+        values: The values; they are not all equal.
+        limits: What a value can be, at least and at most.
+        seed: Seed of the draws.
+        level: Two-sided coverage.
+    """
+    low, high = student_interval(values, level)
+    times = unseen_multiple(effective_carriers(values))
+    if times > 0:
+        least = max(limits[0], times * min(float(values.min()), 0.0))
+        most = min(limits[1], times * max(float(values.max()), 0.0))
+        lower, upper = few_interval(values, least, most, seed=seed, level=level, draws=TAIL_DRAWS)
+        low, high = min(low, lower), max(high, upper)
+    return low, high
+
+
 def bounded_mean(
-    values: Floats, low: float, high: float, *, seed: int, resamples: int, level: float
+    values: Floats,
+    low: float,
+    high: float,
+    draws: tuple[int, int, float],
+    limits: tuple[float, float] | None = None,
 ) -> Estimate:
-    """Return the mean of ``values`` [n > 0], each in [low, high], with its interval."""
-    n = len(values)
-    mean = float(values.mean())
+    """Return the mean of ``values`` [n > 0] with its interval.
+
+    Args:
+        values: The values.
+        low: The least value that one can take, where few carry the mean.
+        high: The largest, likewise.
+        draws: Seed, number of resamples and level.
+        limits: What a value and a mean can be at all; ``low`` and ``high`` by default.
+    """
+    seed, resamples, level = draws
+    n, mean = len(values), float(values.mean())
     ends, method = None, "bootstrap_t"
-    carried = carriers(values)
-    if carried >= FEW:
+    if carriers(values) >= FEW:
         ends = studentised_interval(values, seed=seed, resamples=resamples, level=level)
     if ends is None:
         ends = few_interval(values, low, high, seed=seed, level=level)
         method = "few_changed" if np.any(values) else "rule_of_three"
-    lower, upper = max(ends[0], low), min(ends[1], high)
+        lower, upper = max(ends[0], low), min(ends[1], high)
+    else:
+        least, most = limits or (low, high)
+        wide = tail_interval(values, (least, most), seed=seed, level=level)
+        lower, upper = max(min(ends[0], wide[0]), least), min(max(ends[1], wide[1]), most)
     return Estimate(mean, min(lower, mean), max(upper, mean), n, level, method)
 
 
@@ -147,10 +197,11 @@ def mean_interval(
         return no_estimate(array.size, level, "non_finite")
     low = min(0.0, float(array.min()))
     top = max(1.0 if high is None else high, float(array.max()))
+    limits = (low, math.inf if high is None else top)
     if not np.any(array):
         upper = top * rule_of_three(array.size, level)
         return Estimate(0.0, 0.0, upper, array.size, level, "rule_of_three")
-    return bounded_mean(array, low, top, seed=seed, resamples=resamples, level=level)
+    return bounded_mean(array, low, top, (seed, resamples, level), limits)
 
 
 def difference_interval(
@@ -170,7 +221,7 @@ def difference_interval(
     if not np.isfinite(array).all():
         return no_estimate(array.size, level, "non_finite")
     span = max(1.0, float(np.abs(array).max()))
-    return bounded_mean(array, -span, span, seed=seed, resamples=resamples, level=level)
+    return bounded_mean(array, -span, span, (seed, resamples, level), UNLIMITED)
 
 
 def bootstrap_sum(

@@ -38,7 +38,7 @@ def _count_block(n: int, seed: int, start: int, rows: int) -> Floats:
     return block
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=4)
 def _simplex_block(n: int, seed: int, start: int, rows: int) -> Floats:
     rng = np.random.default_rng([seed, n, start, 1])
     block = rng.standard_exponential(size=(rows, n + 1))
