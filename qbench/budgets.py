@@ -7,8 +7,10 @@ import onnx_ir as ir
 from qbench import judging
 from qbench.backends import applicability
 from qbench.config import parse_bytes
+from qbench.engine.build import lower_graph
 from qbench.formats import format_named
 from qbench.graph.shapes import infer_shapes
+from qbench.judging import Candidate
 from qbench.limits import MaxLatency, parse_max_latency
 from qbench.lowering import lowering_for
 from qbench.planning.costs import Offer, Option, fused_layers, ties_of, weight_elements
@@ -103,6 +105,34 @@ def _size(graph: ir.Model, layer: Layer, name: str) -> int | None:
         return None
     clips = {edge.tensor: 1.0 for edge in layer.edges}  # a range changes no size
     return lowering.apply(graph, layer, clips).weight_bytes
+
+
+def tied_bytes(work: Workbench, offer: Offer) -> dict[tuple[str, str], int]:
+    """Return what the storage of each tie takes in each format that its layers share.
+
+    The layers are lowered together, as the engine has them: two lowerings of one weight may or may
+    not store the same numbers.
+    """
+    clips = judging.clips_of(work, work.run.read_ranges())
+    whole = _stored(work.model.ir)
+    counted = {}
+    for tie, names in offer.ties.items():
+        kept = next(work.layers.by_name()[name].weight_bytes for name in names)
+        for option in offer.options[names[0]]:
+            formats = dict.fromkeys(names, option.format)
+            offered = all(offer.option(name, option.format) for name in names)
+            if option.format == offer.high_precision or not offered:
+                continue
+            treatments = offer.treatments_of(formats)
+            plan = judging.plan_for(work, Candidate("tied", formats, treatments), clips)
+            stored = _stored(lower_graph(work.model.ir, work.layers, plan))
+            counted[tie, option.format] = stored - whole + kept
+    return counted
+
+
+def _stored(graph: ir.Model) -> int:
+    values = graph.graph.initializers.values()
+    return sum(v.const_value.nbytes for v in values if v.const_value is not None)
 
 
 def limits_of(work: Workbench, reference_ms: float | None) -> Limits:

@@ -66,6 +66,7 @@ def decide(work: Workbench, listener: Listener) -> Decision:
     """
     records = records_to_plan(work)
     offer = apply_pins(make_offer(records, work.layers, work.backend), budgets.pins_of(work))
+    offer = replace(offer, tied_bytes=budgets.tied_bytes(work, offer))
     try:
         problem, bounds = _problem(work, offer)
         proposals = proposals_of(problem, work.config.plan)

@@ -13,6 +13,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
 from qbench.backends import Backend, applicability, backend_named
+from qbench.engine.sharing import share_tied
 from qbench.errors import PlanError, unknown_name
 from qbench.graph.content import drop_weights, release_weights
 from qbench.graph.model import Model, save_graph
@@ -48,6 +49,7 @@ def lower_graph(model: ir.Model, layers: Layers, plan: Plan) -> ir.Model:
             readers = readers_of(layer, layers, plan, high) if asked.treatment else None
             _lower(graph, layer, asked, backend_named(plan.backend), readers)
     common_passes.RemoveUnusedNodesPass()(graph)
+    share_tied(graph, layers)
     return graph
 
 

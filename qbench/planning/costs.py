@@ -82,6 +82,8 @@ class Offer:
         high_precision: Name of the format that layers keep.
         fused: Layers that the backend computes as one, by a name: they take one format.
         treatments: The remedy of an option whose cell did better with one than without.
+        tied_bytes: Bytes of a tie's storage in a format, by tie and format, where they were
+            counted on a lowered graph.
     """
 
     options: Mapping[str, tuple[Option, ...]]
@@ -90,6 +92,7 @@ class Offer:
     high_precision: str
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     treatments: Mapping[tuple[str, str], Treatment] = field(default_factory=dict)
+    tied_bytes: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
     def treatments_of(self, formats: Mapping[str, str]) -> dict[str, Treatment]:
         """Return the remedy of each layer that has one in the format that it takes."""

@@ -93,6 +93,7 @@ def problem_of(
         offer.options,
         offer.ties,
         offer.fused,
+        offer.tied_bytes,
         limits=limits or Limits(),
         objective=objective,
         high_precision=offer.high_precision,
