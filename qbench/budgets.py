@@ -8,6 +8,7 @@ from qbench import judging
 from qbench.backends import applicability
 from qbench.config import parse_bytes
 from qbench.engine.build import lower_graph
+from qbench.errors import BudgetError
 from qbench.formats import format_named
 from qbench.graph.shapes import infer_shapes
 from qbench.judging import Candidate
@@ -16,7 +17,7 @@ from qbench.lowering import lowering_for
 from qbench.planning.costs import Offer, Option, fused_layers, ties_of, weight_elements
 from qbench.planning.pins import Pins, apply_pins, parse_pins, resolve_pins
 from qbench.planning.problem import Limits, Problem, problem_of
-from qbench.planning.solve import check_limits
+from qbench.planning.solve import check_limits, reach
 from qbench.records import Layer, Status
 from qbench.workbench import Workbench
 
@@ -60,13 +61,25 @@ def check_request(work: Workbench) -> None:
     how = work.config.plan
     if how.max_bytes is None and how.max_bits is None:
         return
-    asked = max_bytes_of(work)
-    limits = Limits(
-        bytes=None if asked is None else asked - graph_bytes(work),
-        bits=how.max_bits,
-    )
     offer = apply_pins(_sizes(work, pins), pins)
-    check_limits(problem_of(offer, "bytes", limits))
+    problem = problem_of(offer, "bytes", Limits(bits=how.max_bits))
+    check_limits(problem)
+    _check_bytes(work, problem)
+
+
+def _check_bytes(work: Workbench, problem: Problem) -> None:
+    """Check the largest engine that was asked for against the sizes that can be reached.
+
+    Raises:
+        BudgetError: If no engine is so small.
+    """
+    asked, graph = max_bytes_of(work), graph_bytes(work)
+    least, most = (int(end) + graph for end in reach(problem, "bytes"))
+    if asked is not None and asked < least:
+        raise BudgetError(
+            f"no engine has at most {asked:,} bytes; reachable: {least:,} to {most:,}, of which "
+            f"{graph:,} are no layer's weight"
+        )
 
 
 def _sizes(work: Workbench, pins: Pins) -> Offer:
@@ -155,5 +168,12 @@ def limits_of(work: Workbench, reference_ms: float | None) -> Limits:
 
 
 def problem_for(work: Workbench, offer: Offer, limits: Limits | None = None) -> Problem:
-    """Return the choice that a run's request leaves."""
-    return problem_of(offer, work.config.plan.objective, limits)
+    """Return the choice that a run's request leaves.
+
+    Raises:
+        BudgetError: If no engine is as small as was asked for.
+    """
+    problem = problem_of(offer, work.config.plan.objective, limits)
+    if limits is not None and limits.bytes is not None:
+        _check_bytes(work, problem)
+    return problem

@@ -52,6 +52,18 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ([*GOOD, *COLUMNS, "--include", "encodr.*"], ["encodr.*"]),
         ([*GOOD, *COLUMNS, "--splits", "16,40"], ["64,230,rest"]),
         ([*GOOD, *COLUMNS, "--pooling", "meen"], ["mean"]),
+        ([*GOOD, *COLUMNS, "--keep", "*.qury"], ["*.qury", "matches no layer", "query"]),
+        ([*GOOD, *COLUMNS, "--keep", "*.query=int9"], ["int9", "int8"]),
+        ([*GOOD, *COLUMNS, "--keep", "*=int8", "--ban", "*.query=int8"], ["cannot take int8"]),
+        (
+            [*GOOD, *COLUMNS, "--keep", "*.query=int8", "--ban", "*.0.*=int8"],
+            ["--keep *.query=int8", "--ban *.0.*=int8", "contradict"],
+        ),
+        ([*GOOD, *COLUMNS, "--ban", "*.query"], ["GLOB=FORMAT"]),
+        ([*GOOD, *COLUMNS, "--objective", "divergence"], ["max_bytes", "max_bits"]),
+        ([*GOOD, *COLUMNS, "--objective", "divergense"], ["divergense", "divergence"]),
+        ([*GOOD, *COLUMNS, "--max-latency", "fast"], ["fast", "60 %"]),
+        ([*GOOD, *COLUMNS, "--max-bytes", "big"], ["big", "4G"]),
         (["sweep", "model"], ["--data"]),
         (["sweep", "modle", "--data", "pairs.csv", "--task", "retrieval"], ["modle"]),
         ([*GOOD, "--column", "answer=reply"], ["--column query=COLUMN", "question"]),
@@ -106,6 +118,24 @@ def test_with_json_the_error_is_one_object(capsys: pytest.CaptureFixture[str]) -
     assert run_command_line([*GOOD, *COLUMNS, "--format", "int9", "--json"]) == 2
     answer = json.loads(capsys.readouterr().out)
     assert answer["exit_code"] == 2 and "int9" in answer["error"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [
+        (["--max-bits", "2"], "mean bits a weight of at most 2; reachable: "),
+        (["--max-bytes", "1K"], "no engine has at most 1,000 bytes; reachable: "),
+    ],
+)
+def test_a_budget_that_nothing_reaches_ends_before_the_sweep(
+    limit: list[str], words: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [*GOOD, *COLUMNS, "--splits", "16,40,rest", "--run-id", "poor", *limit, "--json"]
+    assert run_command_line(arguments) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["verdict"] == "budget_unreachable" and words in answer["error"]
+    assert " to " in answer["error"].partition("reachable: ")[2]
+    assert not (place / "results" / "poor" / "sweep.jsonl").exists()
 
 
 @pytest.mark.parametrize("command", ["plan", "build", "verify", "bench", "report"])
