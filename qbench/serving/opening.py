@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from qbench.records import to_dict
 from qbench.serving.bench import Engine, Workload, cores
 from qbench.serving.budget import calibrate_budget
-from qbench.serving.cost import BatchCost, BatchMemory, Point
+from qbench.serving.cost import BatchCost, BatchMemory, Point, fit_memory
 from qbench.serving.decisions import BatchLimits
 from qbench.serving.estimator import Demand, Sizing, size_batches
 from qbench.serving.flights import LoopOptions
@@ -23,6 +23,7 @@ from qbench.serving.request import Decode, Encoded, Pad, Run, Work, token_count
 from qbench.serving.service import Gates, Service
 
 _WARM_RUNS = 10
+_LEAST_SHAPES = 3
 _LARGEST = (64, 128, 256, 512, 1024)
 
 
@@ -76,6 +77,7 @@ class Opened:
         sizing: The token budget and what is expected of it; ``None`` where it was given.
         points: Batches measured at warm-up.
         memory: Memory when it was ready.
+        batch_memory: What a batch needs beside that.
         pooled: Whether lanes pad into buffers of their own.
     """
 
@@ -84,6 +86,7 @@ class Opened:
     sizing: Sizing | None
     points: tuple[Point, ...]
     memory: MemoryUse
+    batch_memory: BatchMemory
     pooled: bool
 
     def describe(self) -> dict[str, Any]:
@@ -93,6 +96,7 @@ class Opened:
             "sizing": None if self.sizing is None else to_dict(self.sizing),
             "limits": to_dict(self.service.loop.batcher.limits),
             "memory": to_dict(self.memory),
+            "batch_memory": to_dict(self.batch_memory),
             "pooled": self.pooled,
         }
 
@@ -111,7 +115,7 @@ def open_service(
         workload: Some of the user's requests, and how to encode, pad and decode.
         settings: How to serve.
         gates: Breaker, fallback and memory gate; the limit of memory is watched by default.
-        memory: What a batch needs, where that is known.
+        memory: What a batch needs; measured on the first lane by default.
 
     Raises:
         ConfigError: If a setting is out of its range.
@@ -121,8 +125,9 @@ def open_service(
     chosen = _choose_lanes(engine, workload.pad, encoded, settings)
     open_run = functools.partial(_open_run, engine, chosen.threads_per_lane)
     runs = [open_run(index) for index in range(chosen.lanes)]
-    points, most = _measure(runs[0], workload.pad, encoded, settings)
     read = functools.partial(process_memory, settings.memory_limit)
+    memory = memory or measure_memory(runs[0], workload.pad, encoded, lambda: read().used)
+    points, most = _measure(runs[0], workload.pad, encoded, settings)
     demand = Demand(
         tuple(token_count(one) for one in encoded),
         chosen.lanes,
@@ -149,7 +154,7 @@ def open_service(
     )
     work = Work(workload.pad, workload.encode, _own_memory(workload.decode))
     service = Service(runs, work, limits, options, held)
-    return Opened(service, chosen, sizing, points, read(), pads is not None)
+    return Opened(service, chosen, sizing, points, read(), memory, pads is not None)
 
 
 def warm(runs: Sequence[Run], pad: Pad, encoded: Sequence[Encoded], token_budget: int) -> None:
@@ -163,6 +168,49 @@ def warm(runs: Sequence[Run], pad: Pad, encoded: Sequence[Encoded], token_budget
         for _ in range(_WARM_RUNS):
             for feeds in shapes:
                 run(feeds)
+
+
+def measure_memory(
+    run: Run,
+    pad: Pad,
+    encoded: Sequence[Encoded],
+    used: Callable[[], int],
+    most_tokens: int = _LARGEST[-1],
+) -> BatchMemory:
+    """Return the memory model of a batch, from how memory grows over ever larger batches.
+
+    The runtime's arena keeps what it once took, so that a batch after which memory has grown
+    needs that much, with the arena's own rounding; one that fits into what was taken before says
+    nothing. The shortest request, a middle one and the longest are repeated; batches come in
+    the order of what attention alone would need.
+
+    Args:
+        run: A lane's engine that has seen no large batch yet.
+        pad: Encoded requests to feeds.
+        encoded: The user's encoded requests.
+        used: Measures memory, bytes: the process's, or the device's.
+        most_tokens: Padded tokens of the largest batch.
+    """
+    ordered = sorted(encoded, key=token_count)
+    picked = {max(token_count(ordered[i]), 1): ordered[i] for i in (0, len(ordered) // 2, -1)}
+    shapes = sorted(
+        {
+            (max(tokens // length, 1), length)
+            for length in picked
+            for tokens in (most_tokens // 16, most_tokens // 4, most_tokens)
+        },
+        key=lambda shape: shape[0] * shape[1] ** 2,
+    )
+    run(pad([ordered[0]]))
+    before, grown = used(), 0
+    points: list[tuple[int, int, int]] = []
+    for batch, length in shapes:
+        run(pad([picked[length]] * batch))
+        if (now := used() - before) > grown:
+            grown = now
+            points.append((batch, length, grown))
+    points += [(1, 1, 0)] * (_LEAST_SHAPES - len(points))
+    return fit_memory(points)
 
 
 def _choose_lanes(

@@ -195,7 +195,7 @@ class _Drive:
         rng = np.random.default_rng(load.seed)
         self._due = load.arrivals.draw(load.warmup_s + load.measure_s, rng)
         self._order = rng.permutation(len(payloads))
-        self._open = 0
+        self._open, self._closed = 0, False
         self._idle = threading.Condition()
         self._sent: list[Sent] = []
         self._narrow, self._ended = threading.Event(), threading.Event()
@@ -230,12 +230,14 @@ class _Drive:
             self._open += 1
 
         def settled(reply: Reply) -> None:
-            one.settled_s = time.perf_counter() - start_s
-            one.status, one.error = reply.status, reply.error
+            settled_s = time.perf_counter() - start_s
             if self._on_reply is not None:
                 self._on_reply(index, reply)
             with self._idle:
                 self._open -= 1
+                if self._closed:
+                    return  # it came too late: the record says lost, and stays
+                one.settled_s, one.status, one.error = settled_s, reply.status, reply.error
                 if not self._open:
                     self._idle.notify_all()
 
@@ -257,6 +259,7 @@ class _Drive:
         with self._idle:
             while self._open and (left_s := give_up_s - time.perf_counter()) > 0:
                 self._idle.wait(left_s)
+            self._closed = True
 
     def _result(self, measured_s: float, cpu_s: float, stopped: str) -> OpenResult:
         due = [one for one in self._sent if not one.warmup]

@@ -102,8 +102,8 @@ class HttpTarget:
         settled(reply)
 
     def close(self) -> None:
-        """End the workers."""
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        """End the workers once what is on its way has come back; what waits is not sent."""
+        self._workers.shutdown(wait=True, cancel_futures=True)
 
 
 class OipExchange:
@@ -132,6 +132,7 @@ class OipExchange:
         self._address = f"{url.rstrip('/')}/v2/models/{model}/infer"
         self._encode, self._datatypes, self._timeout_s = encode, datatypes, timeout_s
         self._local = threading.local()
+        self._opened: list[http.client.HTTPConnection] = []  # of all threads, to close them
 
     def __call__(self, payload: Any) -> dict[str, Any]:
         """Send one request and return its outputs: data by name.
@@ -147,6 +148,12 @@ class OipExchange:
         if status != 200:
             raise MeasurementError(f"the server answered {status}: {body[:200]!r}")
         return {one["name"]: one["data"] for one in json.loads(body)["outputs"]}
+
+    def close(self) -> None:
+        """Close every connection."""
+        for connection in self._opened:
+            connection.close()
+        self._opened.clear()
 
     def _body(self, encoded: Encoded) -> bytes:
         kinds = self._datatypes or dict.fromkeys(encoded, "INT64")
@@ -170,6 +177,7 @@ class OipExchange:
             if connection is None:
                 connection = http.client.HTTPConnection(parts.netloc, timeout=self._timeout_s)
                 self._local.connection = connection
+                self._opened.append(connection)
                 fresh = True
             try:
                 connection.request("POST", parts.path, body, {"Content-Type": "application/json"})
@@ -177,6 +185,7 @@ class OipExchange:
                 return response.status, response.read()
             except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError):
                 connection.close()
+                self._opened.remove(connection)
                 self._local.connection = None
                 if fresh:
                     raise
