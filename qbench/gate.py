@@ -15,6 +15,7 @@ OPTIONAL = {
     "chatterbot_corpus": ("chatterbot-corpus", "demo"),
     "jupyterlab": ("jupyterlab", "notebook"),
     "ray": ("ray", "ray"),
+    "modelopt.torch.quantization": ("nvidia-modelopt", "modelopt"),
 }
 #: Both install into one folder, so that one silently overwrites the other.
 RUNTIMES = ("onnxruntime", "onnxruntime-gpu")

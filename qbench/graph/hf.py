@@ -86,6 +86,25 @@ def export_hf(
     return Exported(exported.graph, card, exported.checks)
 
 
+def load_torch(source: str, options: HeadOptions) -> Any:
+    """Return a Hugging Face folder or hub id as its torch module, in evaluation mode.
+
+    Args:
+        source: Local folder, or hub id.
+        options: Which head it has.
+
+    Raises:
+        ModelError: If it cannot be loaded.
+    """
+    folder = resolve_folder(source, options.revision)
+    config = read_config(folder)
+    _check_remote_code(folder, config, options)
+    classifies = options.head == "classification" or (
+        options.head != "embedding" and _is_classifier(config)
+    )
+    return _load(folder, config, classifies, options.trust_remote_code)
+
+
 def _is_classifier(config: Mapping[str, Any]) -> bool:
     return "ForSequenceClassification" in _named(config)
 
