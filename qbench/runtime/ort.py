@@ -18,7 +18,7 @@ from qbench.graph.model import TensorSpec
 from qbench.runtime.memory import return_free_memory
 
 #: Bytes of weights from which on a closed session's memory is given back at once.
-_LARGE_BYTES = 32 << 20
+_LARGE_BYTES = 8 << 20
 _PROVIDERS = {"ort-cpu": "CPUExecutionProvider", "ort-cuda": "CUDAExecutionProvider"}
 _DTYPES = {
     "tensor(float)": "float32",

@@ -171,9 +171,9 @@ def _measure(bench: Bench, layer: Layer, base: SweepRecord, outputs_only: bool) 
             remedy = "keep the layer in high precision"
             return replace(base, status=Status.INVALID, reason=bad, remedy=remedy)
         latency = None if outputs_only else paired_latency(bench.replay, changed)
-        local = (None, None) if outputs_only else _local_error(bench, layer, lowering)
     finally:
         changed.close()
+    local = (None, None) if outputs_only else _local_error(bench, layer, lowering)
     record = replace(
         base,
         latency_delta_ms=latency,
@@ -222,13 +222,14 @@ def _local_error(
 ) -> tuple[float | None, float | None]:
     """Return SQNR (dB) and cosine at the layer's outputs, over all its uses."""
     clips, replay = bench.clips, bench.replay
-    tapped = replay.change(layer, lambda m, own: lowering.apply(m, own, clips), taps=True)
     batches = spread_batches(replay.batches, _LOCAL_BATCHES)
+    homes = replay.segments_of(layer)
+    before = {index: replay.reference_taps(index, layer, batches) for index in homes}
+    tapped = replay.change(layer, lambda m, own: lowering.apply(m, own, clips), taps=True)
     sums = np.zeros(4)
     try:
         for index, session in tapped.sessions.items():
-            before = replay.reference_taps(index, layer, batches)
-            for batch, expected in zip(batches, before, strict=True):
+            for batch, expected in zip(batches, before[index], strict=True):
                 after = replay.run_segment(index, batch, session, tuple(expected))
                 for name, value in expected.items():
                     a = value.astype(np.float64).ravel()
