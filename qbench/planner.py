@@ -77,6 +77,7 @@ def decide(work: Workbench, listener: Listener) -> Decision:
     named = names_of("front", proposals)
     measured = trials.measure(named)
     trials.discard(named)
+    measured += _tightened(trials, problem, measured, bounds)
     prices = profile_prices(work, offer, _spread(proposals), records)
     offer = reprice(offer, prices, work.layers, work.backend)
     problem = replace(problem, options=offer.options)
@@ -100,6 +101,36 @@ def decide(work: Workbench, listener: Listener) -> Decision:
         tuple(m.judgement for m in measured),
         tuple(prices),
     )
+
+
+def _tightened(
+    trials: Trials, problem: Problem, measured: Sequence[Measured], bounds: Bounds
+) -> list[Measured]:
+    """Return one more front within tighter limits, where no engine kept those that were asked.
+
+    An engine is a little larger than its weights, and its time is not the sum of its layers': by
+    how much was just measured, and the limits are lowered by that.
+    """
+    if not measured or not all(bounds.exceeded(m.cost) for m in measured):
+        return []
+    work, limits = trials.work, problem.limits
+    graph = budgets.graph_bytes(work)
+    tight: dict[str, float] = {}
+    if bounds.bytes is not None:
+        over = max(m.cost.bytes - m.proposal.bytes - graph for m in measured)
+        tight["bytes"] = bounds.bytes - graph - over
+    if bounds.seconds is not None and limits.seconds is not None and bounds.seconds < 1:
+        batch_s = limits.seconds / (bounds.seconds - 1)
+        over_s = max((m.cost.seconds - 1) * batch_s - m.proposal.seconds for m in measured)
+        tight["seconds"] = limits.seconds - max(0.0, over_s)
+    try:
+        proposals = front(replace(problem, limits=replace(limits, **tight)), 2)
+    except BudgetError:
+        return []  # what was measured says how near it came
+    named = names_of("front", proposals, len(measured) + len(trials.failed))
+    found = trials.measure(named)
+    trials.discard(named)
+    return found
 
 
 def _spread(proposals: Sequence[Proposal]) -> list[Proposal]:

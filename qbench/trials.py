@@ -85,6 +85,6 @@ class Trials:
         return judging.plan_for(self.work, Candidate(name, formats, treatments), self._clips)
 
 
-def names_of(stem: str, proposals: Sequence[Proposal]) -> dict[str, Proposal]:
-    """Return proposals by the names of their engines: ``front-1``, …"""
-    return {f"{stem}-{number}": proposal for number, proposal in enumerate(proposals, 1)}
+def names_of(stem: str, proposals: Sequence[Proposal], before: int = 0) -> dict[str, Proposal]:
+    """Return proposals by the names of their engines: ``front-1``, … after ``before`` others."""
+    return {f"{stem}-{number}": proposal for number, proposal in enumerate(proposals, before + 1)}

@@ -218,9 +218,17 @@ def make_offer(records: Sequence[SweepRecord], layers: Layers, backend: Backend)
     there are no constants to fall back on.
 
     Raises:
-        InputError: If a record is of a layer that the model does not have.
+        InputError: If a record is of a layer that the model does not have, or none is of this
+            backend.
     """
     names = layers.by_name()
+    measured_for = sorted({record.backend for record in records})
+    if measured_for and backend.name not in measured_for:
+        raise InputError(
+            f"the sweep was measured for {' and '.join(measured_for)}, and the plan is for "
+            f"{backend.name}; records of one backend make no plan for another: sweep for "
+            f"{backend.name}, or plan for {measured_for[0]}"
+        )
     strangers = sorted({record.layer for record in records} - names.keys())
     if strangers:
         raise InputError(

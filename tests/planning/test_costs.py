@@ -9,13 +9,25 @@ import pytest
 from qbench.backends import backend_named
 from qbench.errors import InputError
 from qbench.planning.costs import (
+    best_variants,
     cell_costs,
+    fused_layers,
     make_offer,
     pool_latency,
     sum_divergence,
     ties_of,
 )
-from qbench.records import Estimate, Kind, Layer, Layers, Status, SweepRecord
+from qbench.records import (
+    Edge,
+    Estimate,
+    Kind,
+    Layer,
+    Layers,
+    Occurrence,
+    Status,
+    SweepRecord,
+    Treatment,
+)
 
 CPU = backend_named("ort-cpu")
 
@@ -98,6 +110,37 @@ def test_every_layer_may_keep_the_high_precision_and_only_measured_cells_are_opt
 def test_layers_of_another_model_are_refused() -> None:
     with pytest.raises(InputError, match="'z'"):
         make_offer([cell("z", "int8", -0.1)], LAYERS, CPU)
+
+
+def test_records_of_another_backend_make_no_plan() -> None:
+    foreign = [replace(cell("a", "int8", -0.1), backend="tensorrt")]
+    with pytest.raises(InputError, match="measured for tensorrt, and the plan is for ort-cpu"):
+        make_offer(foreign, LAYERS, CPU)
+
+
+def test_fused_layers_are_linear_layers_that_read_one_tensor() -> None:
+    def reads(name: str, tensor: str) -> Layer:
+        use = Occurrence("MatMul", (name,), (tensor,), f"{name}/out", (Edge(name, 0, tensor),))
+        return replace(layer(name), occurrences=(use,))
+
+    found = Layers((reads("q", "x"), reads("k", "x"), reads("out", "y")), ())
+    assert fused_layers(found, CPU) == {}
+    fusing = replace(CPU, fuses_siblings=True)
+    assert fused_layers(found, fusing) == {"siblings of x": ("q", "k")}
+    assert make_offer([], found, fusing).fused == {"siblings of x": ("q", "k")}
+
+
+def test_of_several_remedies_the_least_divergent_cell_is_offered() -> None:
+    plain = cell("a", "int8", -0.1, divergence=2e-3)
+    better = replace(cell("a", "int8", -0.1), treatment=Treatment("percentile:99.9"))
+    worse = replace(cell("b", "int8", -0.1, divergence=9e-3), treatment=Treatment("entropy"))
+    records = [better, plain, worse, cell("b", "int8", -0.1)]
+    offer = make_offer(records, LAYERS, CPU)
+    assert offer.treatments == {("a", "int8"): Treatment("percentile:99.9")}
+    assert offer.treatments_of({"a": "int8", "b": "int8"}) == {"a": Treatment("percentile:99.9")}
+    chosen = offer.option("a", "int8")
+    assert chosen is not None and chosen.divergence == 1e-3 and chosen.elements == 64
+    assert best_variants(records) == (better, records[3])
 
 
 def test_ties_are_layers_that_share_storage() -> None:
