@@ -125,6 +125,7 @@ class SweepRecord:
             the scale of all, its raw numbers as ``sub_pool_1`` …, and no drop.
         treatment: The remedy that its lowering was changed by; ``None`` for the plain one.
         block: Elements of K that share a scale, where the format has blocks.
+        host: Host where it was measured, where that is not the run's own.
     """
 
     layer: str
@@ -150,6 +151,7 @@ class SweepRecord:
     effort: str = "full"
     treatment: Treatment | None = None
     block: int | None = None
+    host: str = ""
 
     @property
     def variant(self) -> str:

@@ -6,6 +6,7 @@ in native code that nothing here could stop; a process can be ended.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import os
@@ -17,6 +18,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +29,10 @@ from qbench.gate import require
 
 #: The word for a cluster of which this machine is a node already.
 AUTO = "auto"
-#: Seconds in which an address must take a connection.
-CONNECT_S = 3.0
+#: Seconds in which an address must take a connection, and how often a cluster in use is tried.
+CONNECT_S, _TRIES = 3.0, 2
+#: Seconds in which a cluster must let this process go.
+LEAVE_S = 15.0
 #: Seconds for each step of a trial, by the step before.
 _STEPS_S = {"": 60.0, "imported": 4.0, "answered": 20.0}
 #: What an address looks like, and the largest port.
@@ -80,7 +84,7 @@ except Exception as error:
 """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Cluster:
     """A cluster that this process is connected to.
 
@@ -88,16 +92,37 @@ class Cluster:
         ray: Ray's module.
         address: What the user called it; "" for one that was started here.
         cpus: Cores that it offers.
+        head: Where its head node listens.
+        gone: Whether the head node was found not to answer any more: a call to Ray would then not
+            come back, and a minute later Ray ends the process.
     """
 
     ray: Any
     address: str
     cpus: int
+    head: str
+    gone: bool = False
 
     @property
     def name(self) -> str:
         """What it is called in messages."""
         return f"the Ray cluster at {self.address}" if self.address else "the local Ray cluster"
+
+    def check(self) -> None:
+        """Check that the head node still answers.
+
+        Raises:
+            MeasurementError: If it does not.
+        """
+        for _ in range(_TRIES):
+            with contextlib.suppress(InputError):
+                _check_port(self.head)
+                return
+        self.gone = True
+        raise MeasurementError(
+            f"{self.name} does not answer any more; what was measured is kept: the same "
+            "command goes on, also with --executor local"
+        )
 
 
 def check_ray(address: str | None) -> None:
@@ -193,11 +218,14 @@ def connected(address: str | None, cpus: int, store_bytes: int) -> Iterator[Clus
     """
     ray: Any = require("ray")
     if ray.is_initialized():
-        yield Cluster(ray, address or AUTO, _cpus_of(ray))
+        yield _cluster(ray, address or AUTO)
         return
     opened = _joined(ray, address) if address else _started(ray, cpus, store_bytes)
     with opened:
-        yield Cluster(ray, address or "", _cpus_of(ray))
+        try:
+            yield _cluster(ray, address or "")
+        finally:
+            _shut_down(ray)
 
 
 @contextlib.contextmanager
@@ -207,10 +235,7 @@ def _joined(ray: Any, address: str) -> Iterator[None]:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", namespace="qbench")
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise InputError(_no_answer(address, str(error).splitlines()[0])) from None
-    try:
-        yield
-    finally:
-        ray.shutdown()
+    yield
 
 
 @contextlib.contextmanager
@@ -240,7 +265,6 @@ def _started(ray: Any, cpus: int, store_bytes: int) -> Iterator[None]:
         try:
             yield
         finally:
-            ray.shutdown()
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -274,5 +298,18 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
             del os.environ[name]
 
 
-def _cpus_of(ray: Any) -> int:
-    return int(ray.cluster_resources().get("CPU", 1))
+def _shut_down(ray: Any) -> None:
+    """Leave the cluster; one whose head node is silent would keep this process for ever.
+
+    Ray would then try again when the process ends: it is told not to.
+    """
+    leaving = threading.Thread(target=ray.shutdown, name="leave-ray", daemon=True)
+    leaving.start()
+    leaving.join(LEAVE_S)
+    if leaving.is_alive():
+        atexit.unregister(getattr(ray.shutdown, "__wrapped__", ray.shutdown))
+
+
+def _cluster(ray: Any, address: str) -> Cluster:
+    head = str(ray.get_runtime_context().gcs_address)
+    return Cluster(ray, address, int(ray.cluster_resources().get("CPU", 1)), head)

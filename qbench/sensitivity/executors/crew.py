@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ from qbench.sensitivity.executors.worker import Worker
 
 #: Seconds between two questions for a sign of life, and without one until a worker is lost.
 PULSE_S, SILENCE_S = 1.0, 8.0
+#: Seconds between two looks at the cluster's head node.
+CHECK_S = 5.0
 #: Seconds in which the first worker must have started.
 START_S = 120.0
 #: Seconds that one turn of listening takes at most; what lies beyond is this process's own pause.
@@ -136,7 +138,7 @@ class Crew:
         self._ray, self._cluster, self._cargo = cluster.ray, cluster, cargo
         self._silence_s, self._driver = silence_s, own_facts()
         self._size, self._in_a_row, self._numbers = size, 0, 0
-        self._heard, self._starting_s = time.monotonic(), 0.0
+        self._heard, self._starting_s, self._unchecked_s = time.monotonic(), 0.0, 0.0
         self._members: dict[int, Member] = {}
         self.tally = Tally()
         for _ in range(size):
@@ -167,7 +169,7 @@ class Crew:
 
         Raises:
             InputError: If every worker was refused; the reasons are told.
-            MeasurementError: If none is left, or none starts.
+            MeasurementError: If none is left, none starts, or the cluster does not answer.
         """
         references = [m.pending for m in self._members.values() if m.pending is not None]
         references += [m.ping for m in self._members.values() if m.ping is not None]
@@ -183,6 +185,10 @@ class Crew:
         for member in self.members:
             events += self._attend(member, ready, elapsed)
         self._check_left(elapsed)
+        self._unchecked_s += elapsed
+        if self._unchecked_s > CHECK_S:
+            self._cluster.check()
+            self._unchecked_s = 0.0
         return events
 
     def _attend(self, member: Member, ready: set[Any], elapsed: float) -> Iterator[Event]:
@@ -233,7 +239,7 @@ class Crew:
             member.stage, member.cells, self._in_a_row = Stage.READY, member.cells + 1, 0
             host = member.facts.host if member.facts else ""
             self.tally.cells[host] = self.tally.cells.get(host, 0) + 1
-            yield Done(member.number, value)
+            yield Done(member.number, self._placed(member, value))
 
     def _fell(self, member: Member, error: Exception) -> Iterator[Event]:
         """Take what ended a worker: before it was ready a refusal, if its code raised."""
@@ -245,7 +251,12 @@ class Crew:
             yield self.lose(member, told)
 
     def lose(self, member: Member, why: str) -> Lost:
-        """End a worker that is lost, and start another in its place."""
+        """End a worker that is lost, and start another in its place.
+
+        Raises:
+            MeasurementError: If it is the whole cluster that is lost.
+        """
+        self._cluster.check()
         where = f"worker on {member.facts.host}" if member.facts else "worker that was starting"
         self.tally.lost.append(f"{where}: {why}")
         self._end(member)
@@ -276,6 +287,12 @@ class Crew:
                 if b"ray::" in Path(f"/proc/{member.facts.pid}/cmdline").read_bytes():
                     os.kill(member.facts.pid, signal.SIGKILL)
 
+    def _placed(self, member: Member, record: SweepRecord) -> SweepRecord:
+        """Return a record with the host where it was measured, if that is not this one."""
+        if member.facts is None or member.facts.host == self._driver.host:
+            return record
+        return replace(record, host=member.facts.host)
+
     def _is_here(self, facts: WorkerFacts) -> bool:
         return facts.place != "" and facts.place == self._driver.place
 
@@ -305,6 +322,8 @@ class Crew:
 
     def close(self) -> None:
         """End all workers; those that have nothing to do may clean up first."""
+        if self._cluster.gone:
+            return
         polite = [m.actor.close.remote() for m in self.idle if m.ping is None]
         with contextlib.suppress(self._ray.exceptions.RayError):
             if polite:
