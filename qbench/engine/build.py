@@ -12,7 +12,7 @@ from typing import Any
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
-from qbench.backends import Backend, applicability, backend_named
+from qbench.backends import Backend, Variant, applicability, backend_named
 from qbench.engine.sharing import share_tied
 from qbench.errors import PlanError, unknown_name
 from qbench.graph.content import drop_weights, release_weights
@@ -20,6 +20,7 @@ from qbench.graph.model import Model, save_graph
 from qbench.graph.shapes import infer_shapes
 from qbench.lowering import lowering_for, unusable_clips
 from qbench.lowering.edit import LAYER_KEY
+from qbench.lowering.islands import make_islands
 from qbench.lowering.rounding import rewritten_in
 from qbench.lowering.smooth import Readers, readers_of
 from qbench.lowering.treated import treated
@@ -42,15 +43,25 @@ def lower_graph(model: ir.Model, layers: Layers, plan: Plan) -> ir.Model:
             raise PlanError(unknown_name("layer", entry.name, by_name))
     if any(e.format != high for e in plan.layers):
         infer_shapes(graph)
+    backend = backend_named(plan.backend)
     entries = {entry.name: entry for entry in plan.layers}
     for layer in layers.layers:  # in the model's order, whatever the plan's
         asked = entries.get(layer.name)
-        if asked is not None and asked.format != high:
+        if asked is not None and not _is_kept(asked.format, backend):
             readers = readers_of(layer, layers, plan, high) if asked.treatment else None
-            _lower(graph, layer, asked, backend_named(plan.backend), readers)
+            _lower(graph, layer, asked, backend, readers)
+    if backend.variant is Variant.ISLANDS:
+        formats = {layer.name: high for layer in layers.layers} | plan.formats()
+        make_islands(graph, layers, formats, whole=high == "fp16")
     common_passes.RemoveUnusedNodesPass()(graph)
     share_tied(graph, layers)
     return graph
+
+
+def _is_kept(format_name: str, backend: Backend) -> bool:
+    """Whether a layer is left alone until islands are made: the floats that need no Q/DQ."""
+    floats = ("fp16", "fp32") if backend.variant is Variant.ISLANDS else ()
+    return format_name in (backend.high_precision, *floats)
 
 
 def _lower(
@@ -60,7 +71,7 @@ def _lower(
     status, reason = applicability(layer.kind, entry.format, backend)
     if status is not Status.OK:
         raise PlanError(f"layer {entry.name!r} cannot be {entry.format}: {reason}")
-    plain = lowering_for(entry.format, entry.block)
+    plain = lowering_for(entry.format, entry.block, backend)
     lowering = treated(plain, entry.treatment, readers)
     refusal = lowering.requires(graph, layer)
     if refusal is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from qbench.backends import Backend
 from qbench.errors import InputError
 from qbench.lowering.base import Change, Lowering, Refusal, unusable_clips
 from qbench.lowering.bf16 import Bf16Lowering
@@ -39,13 +40,20 @@ _IN_BLOCKS: dict[str, Callable[[int], Lowering]] = {
 }
 
 
-def lowering_for(format_name: str, block: int | None = None) -> Lowering:
+#: Lowerings that write Q/DQ and nothing beside it, for a backend that reads no other operators.
+_BARE: dict[str, Lowering] = {"int8": Int8Lowering(bare=True), "fp8": Fp8Lowering(bare=True)}
+
+
+def lowering_for(
+    format_name: str, block: int | None = None, backend: Backend | None = None
+) -> Lowering:
     """Return the lowering of a format.
 
     Args:
         format_name: The format.
         block: Elements of K that share a scale, where the format lets a layer choose; ``None`` to
             choose from the weight.
+        backend: The backend that it is for; ``None`` for ``ort-cpu``.
 
     Raises:
         InputError: If this version has none.
@@ -57,6 +65,8 @@ def lowering_for(format_name: str, block: int | None = None) -> Lowering:
             f"format {format_name!r} has no lowering in this version; "
             f"offered: {', '.join(LOWERINGS)}"
         ) from None
+    if backend is not None and not backend.contrib and format_name in _BARE:
+        return _BARE[format_name]
     if block is not None and format_name in _IN_BLOCKS:
         return _IN_BLOCKS[format_name](block)
     return lowering

@@ -63,17 +63,35 @@ def quantized(
 
 
 def rounded(
-    editor: GraphEditor, anchor: ir.Node, value: ir.Value, clip: float, after: bool = False
+    editor: GraphEditor,
+    anchor: ir.Node,
+    value: ir.Value,
+    clip: float,
+    after: bool = False,
+    bare: bool = False,
 ) -> ir.Value:
-    """Return a value rounded to int8 by a pair that the runtime leaves where it is."""
+    """Return a value rounded to int8 by a pair that the runtime leaves where it is.
+
+    ``bare`` leaves the pair alone, for a runtime that is to fuse it.
+    """
+    if bare:
+        return quantized(editor, anchor, value, clip, after=after)
     back = quantized(editor, anchor, value, clip, after=after)
     if after:
         anchor = back.producer() or anchor
     return editor.op(anchor, "Sum", [back], "rounded", after=after)[0]
 
 
-def quantize_edges(editor: GraphEditor, use: Occurrence, clips: Mapping[str, float]) -> None:
+def quantize_edges(
+    editor: GraphEditor, use: Occurrence, clips: Mapping[str, float], bare: bool = False
+) -> None:
     """Put a pair on each edge of a use.
+
+    Args:
+        editor: The graph.
+        use: The use.
+        clips: Clipping magnitude by tensor.
+        bare: Whether nothing but the pair is put there.
 
     Raises:
         KeyError: If an edge tensor has no clip.
@@ -85,7 +103,7 @@ def quantize_edges(editor: GraphEditor, use: Occurrence, clips: Mapping[str, flo
         if node is None or value is None:
             continue
         if value not in done:  # a pattern that spells out one operator reads it once, as that does
-            done[value] = rounded(editor, node, value, clips[edge.tensor])
+            done[value] = rounded(editor, node, value, clips[edge.tensor], bare=bare)
         node.replace_input_with(edge.index, done[value])
     if not use.nodes:  # keys and values are no operator: the tensor itself is the layer
         _give_out(editor, done)
@@ -96,7 +114,7 @@ def _give_out(editor: GraphEditor, done: Mapping[ir.Value, ir.Value]) -> None:
     give_out(editor, {value: new for value, new in done.items() if id(value) in outputs})
 
 
-def quantize_output(editor: GraphEditor, use: Occurrence, clip: float) -> None:
+def quantize_output(editor: GraphEditor, use: Occurrence, clip: float, bare: bool = False) -> None:
     """Put a pair between what a use gives and each of its readers."""
     made = {str(v.name): v for name in use.nodes for v in _outputs(editor, name)}
     value = made.get(use.output)
@@ -106,10 +124,10 @@ def quantize_output(editor: GraphEditor, use: Occurrence, clip: float) -> None:
     assert producer is not None
     readers = list(value.uses())
     for reader, index in readers:
-        reader.replace_input_with(index, rounded(editor, reader, value, clip))
+        reader.replace_input_with(index, rounded(editor, reader, value, clip, bare=bare))
     if value.is_graph_output():
         first = {node for node, _ in value.uses()}
-        given = rounded(editor, producer, value, clip, after=True)
+        given = rounded(editor, producer, value, clip, after=True, bare=bare)
         mine = [node for node, _ in value.uses() if node not in first]
         editor.replace_uses(value, given, keep=[*first, *mine])
 

@@ -11,6 +11,7 @@ an unsigned integer has no negative numbers. A sum of one term on either side ke
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
@@ -33,9 +34,15 @@ from qbench.records import Layer
 FP8_MAX = 448.0
 
 
+@dataclass(frozen=True)
 class Fp8Lowering:
-    """QuantizeLinear and DequantizeLinear in E4M3 around the activation and behind the weight."""
+    """QuantizeLinear and DequantizeLinear in E4M3 around the activation and behind the weight.
 
+    Attributes:
+        bare: Whether nothing that ONNX Runtime needs stands beside the pairs.
+    """
+
+    bare: bool = False
     format = FORMATS["fp8"]
 
     def requires(self, model: ir.Model, layer: Layer) -> Refusal | None:
@@ -59,11 +66,11 @@ class Fp8Lowering:
             if zero is None:
                 zero = editor.constant("x_zero", np.array(0, ml_dtypes.float8_e4m3fn))
             scale = editor.constant("x_scale", np.array(clips[form.tensor] / FP8_MAX, np.float32))
-            apart = editor.op(node, "Sum", [form.x], "apart")[0]
-            narrow = editor.op(node, "QuantizeLinear", [apart, scale, zero], "quantize")[0]
+            x = form.x if self.bare else editor.op(node, "Sum", [form.x], "apart")[0]
+            narrow = editor.op(node, "QuantizeLinear", [x, scale, zero], "quantize")[0]
             narrow.type = ir.TensorType(ir.DataType.FLOAT8E4M3FN)  # NumPy has no such type
             x = editor.op(node, "DequantizeLinear", [narrow, scale, zero], "dequantize")[0]
-            x = editor.op(node, "Sum", [x], "rounded")[0]
+            x = x if self.bare else editor.op(node, "Sum", [x], "rounded")[0]
             if weight is None:
                 small, scales = per_channel_fp8(form.weight)
                 weight = editor.constant("weight", small), editor.constant("scale", scales)

@@ -14,6 +14,7 @@ Bias, output and residual stay as they are.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -46,9 +47,15 @@ from qbench.records import Kind, Layer, Occurrence
 _PAIR = {"QuantizeLinear": "no QuantizeLinear", "DequantizeLinear": "no DequantizeLinear"}
 
 
+@dataclass(frozen=True)
 class Int8Lowering:
-    """QuantizeLinear and DequantizeLinear around the activation, int8 weight behind a DQ."""
+    """QuantizeLinear and DequantizeLinear around the activation, int8 weight behind a DQ.
 
+    Attributes:
+        bare: Whether nothing that ONNX Runtime needs stands beside the pairs.
+    """
+
+    bare: bool = False
     format = FORMATS["int8"]
 
     def requires(self, model: ir.Model, layer: Layer) -> Refusal | None:
@@ -84,10 +91,10 @@ class Int8Lowering:
                 _apply_table(editor, uses)
             case Kind.SOFTMAX:
                 for use in uses:
-                    quantize_output(editor, use, SOFTMAX_CLIP)
+                    quantize_output(editor, use, SOFTMAX_CLIP, self.bare)
             case _:
                 for use in uses:
-                    quantize_edges(editor, use, clips)
+                    quantize_edges(editor, use, clips, self.bare)
                 editor.stored_bytes += layer.weight_bytes  # a norm's weight stays beside them
         return editor.change()
 

@@ -396,3 +396,30 @@ def test_the_self_test_says_that_outputs_collapsed(tmp_path) -> None:
     model = stored(s.model(y=s.op("Mul", x, s.number(0.0))), tmp_path)
     feeds = {"x": np.ones((4, 8), np.float32)}
     assert "zero" in self_test(model.path, model.path, [batch(feeds)], SETTINGS, "y").text
+
+
+@pytest.mark.parametrize("name", ["ort-cuda", "tensorrt"])
+def test_engines_of_backends_with_fp16_kernels_are_islands(name, encoder, monkeypatch) -> None:
+    """Their graphs are built and run here in ONNX Runtime; nothing is said of their speed."""
+    backend = BACKENDS[name]
+    monkeypatch.setitem(BACKENDS, name, replace(backend, ready=True))
+
+    def choose(index, layer):
+        offered = [f for f in backend.formats if backend.kernel(layer.kind, f) == "native"]
+        offered = [f for f in offered if f not in ("fp8", "bf16")]
+        return offered[index % len(offered)]
+
+    plan = replace(plan_of(encoder, choose), backend=name)
+    assert {"fp16", "fp32", "w4a16"} <= set(plan.formats().values())
+    graph = lower_graph(encoder.ir, find_layers(encoder.ir), plan)
+    before = outputs(encoder.path, TOKENS)["embedding"]
+    with open_session(graph, SETTINGS) as session:
+        after = session.run(TOKENS)["embedding"]
+    assert ((before * after).sum(axis=1) > 0.95).all()
+    if not backend.contrib:
+        assert {node.domain for node in graph.graph.all_nodes()} == {""}
+        zeros = [n.inputs[2] for n in graph.graph if n.op_type == "QuantizeLinear"]
+        assert {value.dtype for value in zeros} == {ir.DataType.INT8}
+        quantizers = ("QuantizeLinear", "DequantizeLinear")
+        scales = {n.inputs[1].dtype for n in graph.graph if n.op_type in quantizers}
+        assert scales == {ir.DataType.FLOAT16}
