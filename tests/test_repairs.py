@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from qbench.config import make_config
-from qbench.pipeline import calibrate, complete, make_plan, start, sweep
+from qbench.pipeline import build_engine, calibrate, make_plan, start, sweep
 from qbench.records import Verdict
 from qbench.testing.models import pairs_csv
 from qbench.testing.planted import planted_folder
@@ -76,4 +76,27 @@ def test_where_every_engine_breaks_it_is_said(place: Path) -> None:
     facts = work.run.read_run()
     assert facts["verdict"] in (Verdict.BUDGET_UNREACHABLE, Verdict.NOT_RESOLVABLE), facts
     assert set(plan.formats().values()) == {"fp32"}
+    work.run.unlock()
+
+
+def test_limits_are_kept_by_what_is_built(place: Path) -> None:
+    planted_folder(place / "model")
+    limits = {"plan.objective": "divergence", "plan.max_bytes": "40K", "plan.levels": 2}
+    work = begun(place, "small", **limits, **{"plan.keep": ["dense.0"]})
+    plan = make_plan(work)
+    facts = work.run.read_run()
+    assert facts["verdict"] == Verdict.VERIFIED, facts["verdict_words"]
+    row = next(row for row in work.run.read_front() if row["chosen"])
+    assert row["bytes"] <= 40_000 and plan.formats()["dense.0"] == "fp32"
+    assert build_engine(work).bytes == row["bytes"]
+    work.run.unlock()
+    bits = {"plan.objective": "divergence", "plan.max_bits": 20.0, "plan.levels": 1}
+    work = Workbench.reopen(work.run.path, {**bits, "plan.max_bytes": None, "plan.keep": []})
+    plan = make_plan(work)
+    assert plan.predicted["mean_bits"] <= 20 < plan.predicted["mean_bits_with_scales"] + 3
+    work.run.unlock()
+    work = Workbench.reopen(work.run.path, {"plan.max_bits": None, "plan.max_latency": "0.1 %"})
+    assert set(make_plan(work).formats().values()) == {"fp32"}
+    facts = work.run.read_run()
+    assert facts["verdict"] == Verdict.BUDGET_UNREACHABLE and "reachable" in facts["verdict_words"]
     work.run.unlock()
