@@ -144,7 +144,8 @@ class SweepConfig(_Section):
 
     ``workers`` cells are measured side by side by an ``executor``: threads here, or Ray's workers.
 
-    The ``remedies`` most divergent cells of each format are tried with every remedy of it.
+    The ``remedies`` most divergent cells of each format are tried with every remedy of it;
+    ``scales: modelopt`` tries the scales of nvidia-modelopt beside our own.
 
     With ``race``, cells are measured on growing parts of the samples, and on all of them where
     they may change the plan; ``budget`` bounds the time that this takes. ``activation_budget``
@@ -161,6 +162,7 @@ class SweepConfig(_Section):
     race: bool = True
     budget: str | None = None
     remedies: Annotated[int, Field(ge=0)] = 3
+    scales: Literal["own", "modelopt"] = "own"
     executor: Literal["local", "ray"] | None = None
     ray_address: str | None = None
     workers: Count | None = None

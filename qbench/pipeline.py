@@ -42,6 +42,7 @@ from qbench.serving.bench import bench as serve_and_measure
 from qbench.sweeping import all_cells, raced_cells, ready_sweep, tell_effort
 from qbench.tasks import Batch
 from qbench.tasks.padding import can_pad
+from qbench.torch_scales import check_scales
 from qbench.trust import measure_noise, measure_restored
 from qbench.workbench import Workbench
 
@@ -94,6 +95,7 @@ def prepare(work: Workbench, listener: Listener | None = None) -> Workbench:
     """Open model, data and layers of a run, so that what is wrong with them is said first."""
     listener = listener or Silence()
     check_executor(work)
+    check_scales(work)
     listener.stage("data: reading and splitting")
     _ = work.data
     listener.stage("model: loading, exporting and checking")

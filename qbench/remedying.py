@@ -30,6 +30,7 @@ from qbench.sensitivity.remedies import (
     find_smoothquant,
     with_best_variants,
 )
+from qbench.torch_scales import SUFFIX, foreign_scales, treatment_from_scale
 from qbench.workbench import Workbench
 
 #: What is tried, by remedy.
@@ -43,7 +44,7 @@ _SEARCHED = ("smoothquant", "awq")
 BUDGET_S = 120.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Trial:
     """A cell that is to get a remedy.
 
@@ -56,6 +57,23 @@ class Trial:
     layer: Layer
     format: str
     name: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerInput:
+    """What enters a linear layer, and its weight.
+
+    Attributes:
+        tensor: Name of the activation's tensor.
+        activation: What calibration saw of it.
+        weight: W, shape [K, N].
+        block: Elements of K that share a scale in the plain cell; 0 for formats without blocks.
+    """
+
+    tensor: str
+    activation: Activation
+    weight: np.ndarray
+    block: int
 
 
 def try_remedies(
@@ -111,25 +129,32 @@ def trials_of(work: Workbench, records: Sequence[SweepRecord]) -> list[Trial]:
         for record in cells_to_treat(records, work.config.sweep.remedies)
         for remedy, formats in REMEDIES.items()
         if record.format in formats
-        for name in _TRIED.get(remedy, (remedy,))
+        for name in _names_of(work, remedy)
     ]
 
 
+def _names_of(work: Workbench, remedy: str) -> tuple[str, ...]:
+    names = _TRIED.get(remedy, (remedy,))
+    if remedy in _SEARCHED and work.config.sweep.scales == "modelopt":
+        return (*names, f"{remedy}:{SUFFIX}")
+    return names
+
+
 def _is_known(trial: Trial, known: Sequence[SweepRecord]) -> bool:
-    return any(
-        (r.layer, r.format) == (trial.layer.name, trial.format)
-        and r.treatment is not None
-        and trial.name in (r.variant, r.treatment.remedy)
-        for r in known
-    )
+    variants = {r.variant for r in known if (r.layer, r.format) == (trial.layer.name, trial.format)}
+    if trial.name not in _SEARCHED:
+        return trial.name in variants
+    foreign = f"{trial.name}:{SUFFIX}"
+    return any(v.partition(":")[0] == trial.name and v != foreign for v in variants)
 
 
 def _treatments(
     work: Workbench, bench: Bench, trials: Sequence[Trial]
 ) -> Iterator[tuple[Trial, Treatment | str]]:
     """Yield the treatment of each trial, or why there is none."""
-    searched = [t for t in trials if t.name in _SEARCHED]
-    tensors = [edge.tensor for trial in searched for edge in trial.layer.edges]
+    scaled = [t for t in trials if t.name.partition(":")[0] in _SEARCHED]
+    tensors = [edge.tensor for trial in scaled for edge in trial.layer.edges]
+    bench.replay.make_room()
     seen = sample_activations(
         work.model.ir,
         tensors,
@@ -137,16 +162,45 @@ def _treatments(
         lambda graph: open_session(graph, work.settings),
         seed=work.config.run.seed,
     )
+    inputs = {trial: _input_of(bench, trial, seen) for trial in scaled}
+    foreign = _foreign(work, inputs)
     histograms = work.run.read_histograms()
     for trial in trials:
-        if trial.name in _SEARCHED:
-            yield trial, _searched(bench, work.layers.layers, trial, seen)
+        if trial in inputs:
+            own = inputs[trial]
+            if isinstance(own, str):
+                yield trial, own
+            elif trial.name in _SEARCHED:
+                yield trial, _searched(bench, work.layers.layers, trial, own)
+            else:
+                yield trial, foreign.get(trial, "modelopt gives no scale for it")
         elif trial.name == "rows":
             yield trial, Treatment("rows")
         elif trial.name.startswith("block"):
             yield trial, _in_blocks(bench, trial)
         else:
             yield trial, _calibrated(bench, trial, histograms)
+
+
+def _foreign(work: Workbench, inputs: Mapping[Trial, LayerInput | str]) -> dict[Trial, Treatment]:
+    """Return the treatments whose scales come from modelopt; none where it was not asked."""
+    found: dict[Trial, Treatment] = {}
+    for remedy in _SEARCHED:
+        own = {
+            trial: given
+            for trial, given in inputs.items()
+            if trial.name == f"{remedy}:{SUFFIX}" and not isinstance(given, str)
+        }
+        if not own:
+            continue
+        blocks = {trial.layer.name: given.block for trial, given in own.items()}
+        scales = foreign_scales(work, remedy, [trial.layer for trial in own], blocks)
+        for trial, given in own.items():
+            scale = scales.get(trial.layer.name)
+            if scale is not None and len(scale) == len(given.weight):
+                absmax, block = given.activation.absmax, given.block
+                found[trial] = treatment_from_scale(remedy, scale, given.tensor, absmax, block)
+    return found
 
 
 def _in_blocks(bench: Bench, trial: Trial) -> Treatment | str:
@@ -180,31 +234,33 @@ def _calibrated(
     return Treatment(trial.name, clips)
 
 
-def _searched(
-    bench: Bench, layers: Sequence[Layer], trial: Trial, seen: Mapping[str, Activation]
-) -> Treatment | str:
-    model, layer = bench.replay.model, trial.layer
-    weight = product_weight(model, layer)
+def _input_of(bench: Bench, trial: Trial, seen: Mapping[str, Activation]) -> LayerInput | str:
+    """Return what enters a layer whose activation is to be scaled, or why it cannot be."""
+    weight = product_weight(bench.replay.model, trial.layer)
     if isinstance(weight, str):
         return weight
-    tensors = {edge.tensor for edge in layer.edges}
+    tensors = {edge.tensor for edge in trial.layer.edges}
     activation = seen.get(next(iter(tensors), ""))
     if len(tensors) != 1 or activation is None or activation.rows.shape[1] != len(weight):
         return "what enters it has no fixed channels, or it has several uses"
-    (tensor,) = tensors
-    if trial.name == "smoothquant":
-        rows = [np.abs(weight).max(axis=1)]
-        for other in layers:
-            reads = other.kind is Kind.LINEAR and any(e.tensor == tensor for e in other.edges)
-            beside = product_weight(model, other) if reads else ""
-            if not isinstance(beside, str) and len(beside) == len(weight):
-                rows.append(np.abs(beside).max(axis=1))
-        return find_smoothquant(activation, weight, tensor, np.max(rows, axis=0))
     bits = FORMATS[trial.format].weight_bits
-    block = choose_block(weight, bits)[0]
-    if block not in BLOCKS:
+    block = choose_block(weight, bits)[0] if bits == 4 else 0
+    if bits == 4 and block not in BLOCKS:
         return f"no block of {', '.join(map(str, BLOCKS))} divides its {len(weight)} inputs"
-    return find_awq(activation, weight, bits, block)
+    return LayerInput(tensors.pop(), activation, weight, block)
+
+
+def _searched(bench: Bench, layers: Sequence[Layer], trial: Trial, given: LayerInput) -> Treatment:
+    if trial.name == "awq":
+        bits = FORMATS[trial.format].weight_bits
+        return find_awq(given.activation, given.weight, bits, given.block)
+    rows = [np.abs(given.weight).max(axis=1)]
+    for other in layers:
+        reads = other.kind is Kind.LINEAR and any(e.tensor == given.tensor for e in other.edges)
+        beside = product_weight(bench.replay.model, other) if reads else ""
+        if not isinstance(beside, str) and len(beside) == len(given.weight):
+            rows.append(np.abs(beside).max(axis=1))
+    return find_smoothquant(given.activation, given.weight, given.tensor, np.max(rows, axis=0))
 
 
 def _measured(

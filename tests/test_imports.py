@@ -25,7 +25,7 @@ FLOORS = {
     **dict.fromkeys(["pipeline", "planner", "judging", "sweeping", "workbench"], 5),
     **dict.fromkeys(["raced", "progress", "executing"], 5),
     **dict.fromkeys(["budgets", "trials", "repairs", "pricing"], 5),
-    **dict.fromkeys(["trust", "auditing", "remedying", "explaining"], 5),
+    **dict.fromkeys(["trust", "auditing", "remedying", "explaining", "torch_scales"], 5),
     "sla": 5,
     **dict.fromkeys(["cli", "report", "testing"], 6),
 }

@@ -12,11 +12,13 @@ import pytest
 import qbench
 from qbench.config import Config, make_config
 from qbench.engine.build import file_facts
+from qbench.errors import InputError
 from qbench.pipeline import build_engine, calibrate, current_plan, make_plan, start, sweep, verify
 from qbench.planning.planfile import plan_sha256, read_plan, write_plan
 from qbench.records import CauseName, Status, SweepRecord, from_dict, to_dict
 from qbench.remedying import records_to_plan, try_remedies
 from qbench.testing.models import bert_folder, pairs_csv
+from qbench.torch_scales import check_scales, foreign_scales, treatment_from_scale
 from qbench.workbench import Workbench
 
 #: The layer whose input has a channel that stands out.
@@ -181,3 +183,28 @@ def test_the_planned_engine_is_built_and_verified(swept: Workbench) -> None:
     build_engine(swept)
     judged = {j.engine: j for j in verify(swept)}
     assert np.isfinite(judged["plan"].drop.value)
+
+
+def test_modelopt_gives_scales_of_the_torch_model(swept: Workbench) -> None:
+    pytest.importorskip("modelopt")
+    layer = swept.layers.by_name()[WORST]
+    record = next(r for r in swept.run.read_ranges() if r.tensor == layer.edges[0].tensor)
+    absmax = np.array(record.channel_absmax, np.float32)
+    scale = foreign_scales(swept, "smoothquant", [layer], {})[WORST]
+    ratio = scale / absmax  # with modelopt's alpha of 1 the activation alone makes the scale
+    np.testing.assert_allclose(ratio, np.median(ratio), rtol=1e-3)
+    own = treatment_from_scale("smoothquant", scale, record.tensor, absmax, None)
+    assert own.variant == "smoothquant:modelopt" and own.clips[record.tensor] > 0
+    awq = foreign_scales(swept, "awq", [layer], {WORST: 32})[WORST]
+    assert awq.shape == absmax.shape and (awq > 0).all()
+    assert np.argmax(awq) == np.argmax(absmax) == 3
+
+
+def test_modelopt_is_for_torch_models(place: Path, swept: Workbench) -> None:
+    config = configured(
+        place,
+        "foreign",
+        **{"model.source": str(swept.model.path), "sweep.scales": "modelopt"},
+    )
+    with pytest.raises(InputError, match="is an ONNX file"):
+        check_scales(Workbench(config, swept.run))

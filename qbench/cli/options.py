@@ -35,6 +35,7 @@ _KEYS = {
     "budget": "sweep.budget",
     "max_memory": "sweep.max_memory",
     "remedies": "sweep.remedies",
+    "scales": "sweep.scales",
     "executor": "sweep.executor",
     "ray_address": "sweep.ray_address",
     "workers": "sweep.workers",
@@ -150,6 +151,11 @@ def sweep_options(function: F) -> F:
                 type=int,
                 metavar="N",
                 help="Try remedies on the N worst layers of a format (3 by default; 0: none).",
+            ),
+            click.option(
+                "--scales",
+                metavar="NAME",
+                help="Scales of SmoothQuant and AWQ: own, or modelopt (tried beside our own).",
             ),
             click.option(
                 "--max-memory", metavar="SIZE", help="Refuse a sweep that would take more: 4G."

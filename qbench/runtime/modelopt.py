@@ -91,7 +91,7 @@ def _scales(
 ) -> dict[str, Vector]:
     import torch
 
-    batches = [{name: torch.from_numpy(array) for name, array in feed.items()} for feed in feeds]
+    batches = [{name: torch.tensor(array) for name, array in feed.items()} for feed in feeds]
 
     def forward(changed: Any) -> None:
         with torch.no_grad():
