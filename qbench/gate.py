@@ -15,6 +15,12 @@ OPTIONAL = {
     "chatterbot_corpus": ("chatterbot-corpus", "demo"),
     "jupyterlab": ("jupyterlab", "notebook"),
     "ray": ("ray", "ray"),
+    "uvicorn": ("uvicorn", "serve"),
+    "httptools": ("httptools", "serve"),
+    "starlette": ("starlette", "serve"),
+    "orjson": ("orjson", "serve"),
+    "prometheus_client": ("prometheus-client", "serve"),
+    "tritonclient": ("tritonclient", "triton"),
     "modelopt.torch.quantization": ("nvidia-modelopt", "modelopt"),
 }
 #: Both install into one folder, so that one silently overwrites the other.

@@ -19,6 +19,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from qbench.errors import InputError
 from qbench.serving.decisions import BatchLimits, Priority, Refuse, Terms
 from qbench.serving.estimator import Demand, expect, size_batches
 from qbench.serving.failures import CancelledError, ClosedError, RefusedError
@@ -267,7 +268,8 @@ class Service:
                 self._breaker.withdrawn(route)
             else:
                 latency_ms = 0.0 if times is None else times.total_s * 1e3
-                self._breaker.answered(route, latency_ms, answer.error is not None, now_s)
+                failed = answer.error is not None and not isinstance(answer.error, InputError)
+                self._breaker.answered(route, latency_ms, failed, now_s)
             if times is None or answer.error is not None:
                 return
             tally.latency.record(times.total_s)
