@@ -14,6 +14,8 @@ Floats = npt.NDArray[np.float64]
 STEPS = 127
 #: Equal bins that the entropy search works on, and how far apart its candidates are.
 _EQUAL_BINS, _STRIDE = 2048, 8
+#: Probability of a bin that Q has nothing in: what was cut off may stand alone in the last one.
+_LEAST = 1e-8
 #: Clips that the squared-error search tries, as shares of the largest magnitude.
 _SHARES = np.linspace(0.01, 1.0, 199)
 #: Points that stand for the elements of one bin.
@@ -75,9 +77,9 @@ def _information_lost(equal: Floats, bins: int, levels: int) -> float:
     mass = np.bincount(level, kept, levels)
     width = np.bincount(level, occupied, levels)
     spread = np.where(occupied, mass[level] / np.maximum(width[level], 1), 0.0)
-    if not spread.sum() or (clipped[-1] > 0 and spread[-1] == 0):
+    if not spread.sum():
         return float("inf")
-    p, q = clipped / clipped.sum(), spread / spread.sum()
+    p, q = clipped / clipped.sum(), np.maximum(spread / spread.sum(), _LEAST)
     there = p > 0
     return float((p[there] * np.log(p[there] / q[there])).sum())
 
