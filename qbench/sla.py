@@ -14,10 +14,11 @@ from qbench.progress import Listener
 from qbench.records import BenchRun, Verdict, to_dict
 from qbench.serving.arrivals import Arrivals, Process, read_trace
 from qbench.serving.bench import Workload, cores
+from qbench.serving.gates import BreakerRules
 from qbench.serving.opening import ServeSettings, open_service
 from qbench.serving.openload import OpenLoop, drive_open
 from qbench.serving.rate import RateTrial, Sla, judge_rate, search_rates
-from qbench.serving.service import Service
+from qbench.serving.service import Gates, Service
 from qbench.serving.targets import ServiceTarget
 from qbench.serving.verdict import ServingVerdict, reach_verdict
 from qbench.tasks.padding import can_pad
@@ -102,7 +103,9 @@ def _serve(work: Workbench, name: str) -> Service:
     )
     texts = list(work.task("verification").texts)
     workload = Workload(texts, judging.padder(work), judging.encoder(work))
-    return open_service(judging.serve_with(work, name), workload, settings).service
+    # NOTE: no breaker: it would answer for the engine, and the search asks what the engine carries.
+    gates = Gates(breaker=BreakerRules(refused_share=1.0, failed_share=1.0))
+    return open_service(judging.serve_with(work, name), workload, settings, gates).service
 
 
 def _measure(

@@ -37,6 +37,7 @@ from qbench.serving.running import run_batch
 __all__ = ["LoopOptions", "RefusedError", "ServingLoop"]
 
 _LOG = logging.getLogger(__name__)
+_LONGEST_LOOK_S = 0.1  # deadlines are looked at so often while all lanes are busy
 _WATCHES = 8  # looks at a lane within the time that it may hang
 
 
@@ -348,7 +349,7 @@ class ServingLoop:
 
         NOTE: time on a lane is counted in looks, not read from a clock that may step.
         """
-        step_s = hang_s / _WATCHES
+        step_s = min(hang_s / _WATCHES, _LONGEST_LOOK_S)
         while not self._ended.wait(step_s):
             lost: list[tuple[Pending, Exception, str]] = []
             with self._lock:

@@ -16,7 +16,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from qbench.errors import InputError
@@ -166,8 +166,10 @@ class Service:
         self.transitions: deque[Transition] = deque(maxlen=_KEPT_TRANSITIONS)
         self._draining, self._ended = False, threading.Event()
         self.loop = ServingLoop(lanes, work, limits, options)
+        # NOTE: the engine's lanes are opened again by the engine's own opener and padder only.
+        plain = replace(options, reopen=None, pads=None, model=None)
         self._fallback = (
-            ServingLoop(self._gates.fallback, work, limits) if self._gates.fallback else None
+            ServingLoop(self._gates.fallback, work, limits, plain) if self._gates.fallback else None
         )
         self._keeper = threading.Thread(target=self._keep, name="gates", daemon=True)
         self._keeper.start()

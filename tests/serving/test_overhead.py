@@ -7,10 +7,14 @@ import time
 import numpy as np
 from serving_fakes import encode, pad, texts
 
-from qbench.serving.batcher import Batcher, BatchLimits, Dispatch
+from qbench.graph.model import TensorSpec
+from qbench.serving.batcher import Accept, Batcher, BatchLimits, Dispatch
+from qbench.serving.flights import LoopOptions
 from qbench.serving.load import ClosedLoop, drive
 from qbench.serving.loop import ServingLoop
+from qbench.serving.pool import PooledPad
 from qbench.serving.request import Work
+from qbench.serving.service import Request, Service
 
 
 def test_decisions_cost_microseconds(record_property):
@@ -50,3 +54,44 @@ def test_the_whole_loop_costs_little(record_property):
     record_property("loop_cpu_us_per_request", overhead_us)
     print(f"\nloop, load and padding: {overhead_us:.0f} us of CPU a request")
     assert overhead_us < 5000
+
+
+def test_a_request_through_the_whole_service_costs_under_a_hundred_microseconds(record_property):
+    """Submission, batching, padding into buffers, checks, counts and the future of the answer.
+
+    CPU time of the process, the client's included; the least of a few tries, because what else
+    runs on a machine only adds to it.
+    """
+    specs = tuple(TensorSpec(name, "int64", ("batch", "length")) for name in ("input_ids", "mask"))
+    encoded = [{"input_ids": one["ids"], "mask": one["mask"]} for one in encode(texts(200, 16, 48))]
+    zeros = np.zeros((64, 384), np.float32)
+    options = LoopOptions(pads=lambda: PooledPad(specs, 1024))
+    tries = []
+    for _ in range(5):
+        with Service(
+            [lambda feeds: {"y": zeros[: len(feeds["input_ids"])]}],
+            Work(pad),
+            BatchLimits(),
+            options,
+        ) as service:
+            result = drive(Futures(service), encoded, ClosedLoop(24, measure_s=0.4, warmup_s=0.1))
+        answered = [one.times.answered_s for one in result.served]
+        count = sum(result.measured_from_s <= at_s < result.end_s for at_s in answered)
+        tries.append(result.cpu_s / count * 1e6)
+        if tries[-1] < 100:
+            break
+    record_property("service_cpu_us_per_request", min(tries))
+    print(f"\nthe whole service: {min(tries):.0f} us of CPU a request")
+    assert min(tries) < 100
+
+
+class Futures:
+    """A service as the closed loop drives it."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    def submit(self, payload, done):
+        future = self.service.submit(Request(payload))
+        future.add_done_callback(lambda one: done(one.result()))
+        return Accept(0)

@@ -1,0 +1,191 @@
+"""The protocol as clients use it: right answers to the right caller."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+
+import numpy as np
+import pytest
+from served import JSON, Served, request, serve_graph, tensor
+
+from qbench.testing.graphs import tiny_convnet, tiny_decoder, tiny_encoder
+
+
+def test_json_in_json_out_is_what_the_engine_says(served: Served, direct) -> None:
+    rows = [[5, 6, 7], [8, 9, 10]]
+    status, _, answer = served.infer(request(rows, id="mine"))
+    assert status == 200
+    assert answer["id"] == "mine" and answer["model_name"] == "tiny"
+    (output,) = answer["outputs"]
+    assert (output["name"], output["datatype"], output["shape"]) == ("embedding", "FP32", [2, 32])
+    np.testing.assert_allclose(np.reshape(output["data"], (2, 32)), direct(rows), atol=1e-6)
+
+
+def test_flat_and_nested_data_are_one(served: Served) -> None:
+    flat = request([[5, 6, 7]])
+    for item in flat["inputs"]:
+        item["data"] = item["data"][0]
+    assert served.infer(flat)[2] == served.infer(request([[5, 6, 7]]))[2]
+
+
+@pytest.mark.parametrize("binary_in", [True, False])
+@pytest.mark.parametrize("binary_out", [True, False])
+def test_tritonclient_drives_it(served: Served, direct, binary_in: bool, binary_out: bool) -> None:
+    http = pytest.importorskip("tritonclient.http")
+    rows = np.array([[5, 6, 7, 8], [9, 10, 11, 12]])
+    with http.InferenceServerClient(f"127.0.0.1:{served.port}", concurrency=4) as client:
+        assert client.is_server_live() and client.is_server_ready()
+        assert client.is_model_ready("tiny") and client.is_model_ready("tiny", "1")
+        inputs = []
+        for name, values in (("input_ids", rows), ("attention_mask", np.ones_like(rows))):
+            inputs.append(http.InferInput(name, list(values.shape), "INT64"))
+            inputs[-1].set_data_from_numpy(values, binary_data=binary_in)
+        wanted = [http.InferRequestedOutput("embedding", binary_data=binary_out)]
+        found = client.infer(
+            "tiny",
+            inputs,
+            outputs=wanted,
+            request_id="7",
+            priority=2,
+            timeout=20_000_000,
+            request_compression_algorithm="gzip" if binary_in else "deflate",
+        )
+        assert found.get_response()["id"] == "7"
+        np.testing.assert_allclose(found.as_numpy("embedding"), direct(rows.tolist()), atol=1e-6)
+        later = [client.async_infer("tiny", inputs) for _ in range(8)]
+        for one in later:
+            np.testing.assert_allclose(
+                one.get_result().as_numpy("embedding"), direct(rows.tolist()), atol=1e-6
+            )
+
+
+def test_tritonclient_reads_what_the_server_says(served: Served) -> None:
+    http = pytest.importorskip("tritonclient.http")
+    served.infer(request([[5, 6, 7]]))
+    with http.InferenceServerClient(f"127.0.0.1:{served.port}") as client:
+        assert client.get_server_metadata()["name"] == "qbench"
+        metadata = client.get_model_metadata("tiny")
+        assert [one["name"] for one in metadata["inputs"]] == ["input_ids", "attention_mask"]
+        assert metadata["outputs"][0]["shape"] == [-1, 32]
+        assert client.get_model_config("tiny")["max_batch_size"] == 16
+        assert client.get_model_repository_index()[0]["state"] == "READY"
+        (stats,) = client.get_inference_statistics("tiny")["model_stats"]
+        assert stats["inference_count"] >= 1
+        assert stats["inference_stats"]["compute_infer"]["ns"] > 0
+
+
+def test_concurrent_clients_get_their_own_answers(served: Served, direct) -> None:
+    rng = np.random.default_rng(0)
+    wrong: list[str] = []
+
+    def client(number: int) -> None:
+        mine = np.random.default_rng(number)
+        for turn in range(12):
+            shape = (int(mine.integers(1, 4)), int(mine.integers(1, 40)))
+            rows = mine.integers(1, 99, shape).tolist()
+            status, _, answer = served.infer(request(rows, id=f"{number}-{turn}"))
+            if status != 200 or answer["id"] != f"{number}-{turn}":
+                wrong.append(f"{status} {answer}")
+                continue
+            got = np.reshape(answer["outputs"][0]["data"], answer["outputs"][0]["shape"])
+            if not np.allclose(got, direct(rows), atol=1e-5):
+                wrong.append(f"{number}-{turn} got another's answer")
+
+    threads = [threading.Thread(target=client, args=(int(n),)) for n in rng.integers(0, 999, 12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong, wrong[:3]
+
+
+def test_outputs_can_be_chosen_and_sent_as_bytes(served: Served) -> None:
+    asked = request([[5, 6]], parameters={"binary_data_output": True})
+    status, headers, body = served.infer(asked)
+    assert status == 200 and headers["content-type"] == "application/octet-stream"
+    length = int(headers["inference-header-content-length"])
+    head = json.loads(body[:length])
+    assert head["outputs"][0]["parameters"]["binary_data_size"] == len(body) - length == 32 * 4
+
+
+def test_texts_are_tokenized_here(served: Served, direct) -> None:
+    from served import tokenize
+
+    texts = ["one two three", "four"]
+    body = json.dumps({"texts": texts, "id": "t"}).encode()
+    for path in ("/text", "/v2/models/tiny/text", "/v2/models/tiny/versions/1/text"):
+        status, _, answer = served.call("POST", path, body, JSON)
+        assert status == 200 and answer["id"] == "t"
+        for text, one in zip(texts, answer["answers"], strict=True):
+            assert one["tokens"] == len(text.split())
+            np.testing.assert_allclose(
+                one["outputs"]["embedding"], direct(tokenize([text]))[0], atol=1e-6
+            )
+
+
+def test_outputs_by_token_come_without_padding(tmp_path) -> None:
+    with serve_graph(tiny_encoder(pooled=False), tmp_path) as served:
+        found: dict[int, tuple[int, dict]] = {}
+
+        def ask(length: int) -> None:
+            status, _, answer = served.infer(request([[7] * length]))
+            found[length] = status, answer
+
+        threads = [threading.Thread(target=ask, args=(length,)) for length in range(9, 14)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for length, (status, answer) in found.items():
+            assert status == 200
+            assert answer["outputs"][0]["shape"] == [1, length, 32]
+            mask = np.ones((1, length), int)
+            straight = served.session.run({"input_ids": mask * 7, "attention_mask": mask})
+            got = np.reshape(answer["outputs"][0]["data"], (1, length, 32))
+            np.testing.assert_allclose(got, straight["hidden_states"], atol=1e-5)
+
+
+def test_graphs_without_a_mask_are_never_padded(tmp_path) -> None:
+    with serve_graph(tiny_decoder(), tmp_path) as served:
+        assert served.hosting.contract.merging == "equal"
+        for length in (3, 5, 5, 4):
+            ids = tensor("input_ids", [[9] * length])
+            status, _, answer = served.infer({"inputs": [ids]})
+            straight = served.session.run({"input_ids": np.full((1, length), 9)})["logits"]
+            assert status == 200
+            got = np.reshape(answer["outputs"][0]["data"], straight.shape)
+            np.testing.assert_allclose(got, straight, atol=1e-4)
+
+
+def test_images_are_served_too(tmp_path) -> None:
+    with serve_graph(tiny_convnet(), tmp_path) as served:
+        images = np.random.default_rng(0).normal(size=(3, 3, 16, 16)).astype(np.float32)
+        item = {"name": "image", "shape": [3, 3, 16, 16], "datatype": "FP32"}
+        status, _, answer = served.infer({"inputs": [{**item, "data": images.ravel().tolist()}]})
+        assert status == 200
+        got = np.reshape(answer["outputs"][0]["data"], (3, 10))
+        np.testing.assert_allclose(got, served.session.run({"image": images})["logits"], atol=1e-4)
+        bad = images.ravel().tolist()
+        bad[5] = float("nan")
+        assert served.infer({"inputs": [{**item, "data": bad}]})[0] == 400
+        raw = images.copy()
+        raw[0, 0, 0, 0] = np.inf
+        head = json.dumps(
+            {"inputs": [{**item, "parameters": {"binary_data_size": raw.nbytes}}]}
+        ).encode()
+        told = {"Inference-Header-Content-Length": str(len(head))}
+        told["Content-Type"] = "application/octet-stream"
+        status, _, answer = served.infer(head + raw.tobytes(), told)
+        assert status == 400 and "finite" in answer["error"]
+
+
+def test_gzip_is_unpacked_within_the_limit(served: Served) -> None:
+    packed = gzip.compress(json.dumps(request([[5, 6]])).encode())
+    assert served.infer(packed, {"Content-Encoding": "gzip"})[0] == 200
+    bomb = gzip.compress(b"[" * (40 << 20))
+    status, _, answer = served.infer(bomb, {"Content-Encoding": "gzip"})
+    assert status == 413 and "1048576" in answer["error"]
+    assert served.infer(packed[:-9], {"Content-Encoding": "gzip"})[0] == 400
+    assert served.infer(packed, {"Content-Encoding": "br"})[0] == 415
