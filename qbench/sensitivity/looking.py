@@ -27,7 +27,7 @@ from qbench.tasks.base import Array
 from qbench.tasks.batches import InputSpec
 
 #: Samples of the looks, where the split has twice as many.
-SIZES = (8, 24, 64)
+SIZES = (4, 16, 64)
 
 
 @dataclass(frozen=True, slots=True)
