@@ -40,8 +40,6 @@ _TRIED: Mapping[str, tuple[str, ...]] = {
 }
 #: Remedies whose numbers are searched on rows of the activation.
 _SEARCHED = ("smoothquant", "awq")
-#: Seconds after which no further cell with a remedy is begun.
-BUDGET_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,20 +79,17 @@ def try_remedies(
     bench: Bench,
     records: Sequence[SweepRecord],
     listener: Listener | None = None,
-    *,
-    budget_s: float = BUDGET_S,
 ) -> tuple[SweepRecord, ...]:
     """Measure the worst cells with every remedy of their format; append and return the records.
 
     What the journal holds already is not measured again. With ``sweep.remedies: 0`` nothing is
-    tried.
+    tried. Where ``sweep.budget`` is given, no further one is begun after as much time again.
 
     Args:
         work: The workbench of the run.
         bench: The open sweep's bench.
         records: The plain cells of the sweep.
         listener: Hears of progress.
-        budget_s: Seconds after which no further one is begun.
     """
     listener = listener or Silence()
     trials = trials_of(work, records)
@@ -104,7 +99,8 @@ def try_remedies(
         listener.stage("sweep: remedies", len(waiting))
         began = time.perf_counter()
         treatments = list(_treatments(work, bench, waiting))
-        left = budget_s - (time.perf_counter() - began)
+        given = work.config.sweep.budget_s
+        left = float("inf") if given is None else given - (time.perf_counter() - began)
         for record in _measured(work, bench, treatments, left):
             work.run.append_sweep(record)
             listener.step(f"{record.layer} {record.format} {record.variant}")
