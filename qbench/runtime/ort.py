@@ -17,6 +17,13 @@ from qbench.errors import MeasurementError, ModelError
 from qbench.graph.model import TensorSpec
 from qbench.runtime.memory import return_free_memory
 
+#: Weights in memory of this size and above are not serialised.
+_SERIALISED_BYTES = 1 << 16
+#: Element types that the runtime and NumPy share.
+_NUMPY_TYPES = frozenset(
+    ir.DataType[name]
+    for name in ("FLOAT", "FLOAT16", "DOUBLE", "INT8", "UINT8", "INT16", "INT32", "INT64", "BOOL")
+)
 #: Bytes of weights from which on a closed session's memory is given back at once.
 _LARGE_BYTES = 8 << 20
 _PROVIDERS = {"ort-cpu": "CPUExecutionProvider", "ort-cuda": "CUDAExecutionProvider"}
@@ -62,10 +69,19 @@ def settings_for(backend: Backend, threads: int | None = None) -> SessionSetting
 class Session:
     """A loaded graph that runs on NumPy arrays."""
 
-    def __init__(self, raw: Any, provider: str, weight_bytes: int = 0) -> None:
-        """Wrap an ``onnxruntime.InferenceSession`` that must run on ``provider``."""
+    def __init__(
+        self, raw: Any, provider: str, weight_bytes: int = 0, held: Sequence[Any] = ()
+    ) -> None:
+        """Wrap an ``onnxruntime.InferenceSession`` that must run on ``provider``.
+
+        Args:
+            raw: The runtime's session.
+            provider: The execution provider.
+            weight_bytes: Bytes of the graph's weights.
+            held: Weights that the runtime reads where they lie: they live as long as it does.
+        """
         self._raw = raw
-        self._weight_bytes = weight_bytes
+        self._weight_bytes, self._held = weight_bytes, list(held)
         self.provider = provider
         self.inputs = tuple(
             TensorSpec(i.name, _DTYPES.get(i.type, i.type), tuple(i.shape))
@@ -112,7 +128,7 @@ class Session:
 
     def close(self) -> None:
         """Free the runtime's session; memory of a large one goes back to the system."""
-        self._raw = None
+        self._raw, self._held = None, []
         if self._weight_bytes >= _LARGE_BYTES:
             return_free_memory()
 
@@ -133,8 +149,8 @@ class Session:
 def open_session(graph: ir.Model | Path, settings: SessionSettings) -> Session:
     """Open a session on a graph in memory or an ONNX file.
 
-    A graph in memory is handed over without its external weights: the runtime maps them from
-    the file where they lie.
+    A graph in memory is handed over without its weights: the runtime maps external ones from the
+    file where they lie, and reads large ones in memory in place.
 
     Raises:
         MeasurementError: If the runtime cannot load the graph, or fell back to another provider.
@@ -155,13 +171,14 @@ def open_session(graph: ir.Model | Path, settings: SessionSettings) -> Session:
     if settings.optimised_path is not None:
         options.optimized_model_filepath = str(settings.optimised_path)
     provider = _PROVIDERS[settings.backend]
+    payload, held = _payload(graph, options)
     try:
-        raw = ort.InferenceSession(_payload(graph, options), options, providers=[provider])
+        raw = ort.InferenceSession(payload, options, providers=[provider])
     except Exception as error:  # the runtime's exceptions have no common base
         raise MeasurementError(f"{type(error).__name__}: {str(error)[:600]}") from error
     if provider not in raw.get_providers():
         raise MeasurementError(f"{provider} was asked for and {raw.get_providers()} realised")
-    return Session(raw, provider, _weight_bytes(graph))
+    return Session(raw, provider, _weight_bytes(graph), held)
 
 
 def _weight_bytes(graph: ir.Model | Path) -> int:
@@ -194,15 +211,47 @@ def open_model(path: Path, source: str, light: bool = False) -> Session:
         raise ModelError(f"ONNX Runtime cannot load {source!r}: {words}") from error
 
 
-def _payload(graph: ir.Model | Path, options: Any) -> str | bytes:
+def _payload(graph: ir.Model | Path, options: Any) -> tuple[str | bytes, list[Any]]:
+    """Return what the runtime loads, and the weights in memory that it reads in place."""
     if isinstance(graph, Path):
-        return str(graph)
+        return str(graph), []
     folder = _weights_folder(graph)
     if folder:
         options.add_session_config_entry(
             "session.model_external_initializers_file_folder_path", folder
         )
-    return bytes(ir.to_proto(graph).SerializeToString())
+    graph, held = _without_large_weights(graph)
+    if held:
+        options.add_external_initializers(list(held), list(held.values()))
+    return bytes(ir.to_proto(graph).SerializeToString()), list(held.values())
+
+
+def _without_large_weights(graph: ir.Model) -> tuple[ir.Model, dict[str, Any]]:
+    """Return a graph that names its large weights in memory only, and those weights by name.
+
+    Weights that NumPy has no element type for stay in the graph.
+    """
+    import onnxruntime as ort
+
+    large: dict[str, np.ndarray] = {}
+    for name, value in graph.graph.initializers.items():
+        tensor = value.const_value
+        if tensor is None or isinstance(tensor, ir.ExternalTensor | ir.StringTensor):
+            continue
+        if tensor.nbytes >= _SERIALISED_BYTES and tensor.dtype in _NUMPY_TYPES:
+            large[name] = np.ascontiguousarray(tensor.numpy())
+    if not large:
+        return graph, {}
+    light = graph.clone()
+    for name in large:
+        value = light.graph.initializers[name]
+        tensor = value.const_value
+        assert tensor is not None
+        shape = ir.Shape(tensor.shape.numpy())
+        value.const_value = ir.ExternalTensor(
+            "in memory", 0, tensor.nbytes, tensor.dtype, shape=shape, name=name
+        )
+    return light, {n: ort.OrtValue.ortvalue_from_numpy(a) for n, a in large.items()}
 
 
 def _weights_folder(graph: ir.Model) -> str:

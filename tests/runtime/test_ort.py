@@ -1,18 +1,23 @@
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime
 import pytest
 
 from qbench.backends import BACKENDS
 from qbench.errors import MeasurementError, ModelError
+from qbench.graph.content import drop_weights
 from qbench.graph.model import store_model
 from qbench.graph.normal import normalise
 from qbench.runtime.ort import SessionSettings, open_model, open_session, settings_for
 from qbench.runtime.probe import annotate, probe_tensors
-from qbench.testing.graphs import tiny_encoder
+from qbench.testing.graphs import Sketch, tiny_encoder
+
+SETTINGS = settings_for(BACKENDS["ort-cpu"], threads=1)
 
 FEEDS = {
     "input_ids": np.array([[3, 4, 5]], np.int64),
@@ -67,3 +72,25 @@ def test_a_probe_tells_type_and_rank_of_every_tensor(tmp_path: Path) -> None:
             value.shape = value.type = None
     annotate(model, facts)
     assert all(v.shape is not None and v.dtype is not None for n in model.graph for v in n.outputs)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "int64"])
+def test_large_weights_in_memory_are_not_serialised(dtype: str, monkeypatch) -> None:
+    sketch = Sketch(0)
+    ids = sketch.input("ids", ir.DataType.INT64, ("n",))
+    table = np.random.default_rng(0).integers(-99, 99, (2048, 64)).astype(dtype)
+    model = sketch.model(y=sketch.op("Gather", sketch.constant("table", table), ids))
+    sizes: list[int] = []
+    inner = onnxruntime.InferenceSession
+
+    def watched(payload: bytes, *arguments: object, **keywords: object) -> object:
+        sizes.append(len(payload))
+        return inner(payload, *arguments, **keywords)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", watched)
+    picked = np.array([3, 2047, 0])
+    with open_session(model, SETTINGS) as session:
+        assert sizes[0] < 1000 < table.nbytes
+        drop_weights(model)  # the session holds what it reads
+        gc.collect()
+        np.testing.assert_array_equal(session.run({"ids": picked})["y"], table[picked])
