@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,9 @@ from qbench.progress import Listener
 from qbench.records import Verdict
 from qbench.statistics import non_inferior
 from qbench.trials import Trials
+
+#: Seconds of measuring sets after which a round solves again with what it has.
+LOOKS_BUDGET_S = 40.0
 
 
 @dataclass(slots=True)
@@ -52,24 +56,28 @@ def repair(
     margin = trials.judge.margin or 0.0
     for candidate in measured:
         state.learn_engine(_built(candidate, margin, bounds))
-    done, looked = Repaired(), list[dict[str, Any]]()
+    done, looked, spent_s = Repaired(), list[dict[str, Any]](), 0.0
     while not isinstance(request := state.next(), Stop):
         if isinstance(request, Measure):
             listener.stage(f"plan: round {state.round}, {request.why}", len(request.sets))
-            looked += _look(trials, state, request, listener)
+            seen, seconds = _look(trials, state, request, listener)
+            looked, spent_s = looked + seen, spent_s + seconds
+            if spent_s > LOOKS_BUDGET_S:
+                state.end_looks()
             continue
         listener.stage(f"plan: round {state.round}, {request.why}", 1)
         done.history.append(_build(trials, state, request, done, bounds) | {"looked": looked})
-        looked = []
+        looked, spent_s = [], 0.0
     done.stopped = request.why
     return done
 
 
 def _look(
     trials: Trials, state: Repair, request: Measure, listener: Listener
-) -> list[dict[str, Any]]:
-    """Measure sets of cells and tell the state; return what was seen."""
+) -> tuple[list[dict[str, Any]], float]:
+    """Measure sets of cells and tell the state; return what was seen, and the seconds it took."""
     seen = []
+    started = time.perf_counter()
     for cells in request.sets:
         own = sum(
             o.divergence
@@ -94,7 +102,7 @@ def _look(
         if told:
             entry["failed"] = told
         seen.append(entry)
-    return seen
+    return seen, time.perf_counter() - started
 
 
 def _build(

@@ -120,6 +120,10 @@ class Repair:
         if len(cells) == 2:
             self.found.append(cells)
 
+    def end_looks(self) -> None:
+        """Measure no more sets in this round: its time is used up."""
+        self._looked = max(self._looked, self.looks)
+
     def end_round(self) -> None:
         """Count a round as used; also where its engine could not be built."""
         self._done, self._looked = self._done + 1, 0
