@@ -135,7 +135,7 @@ def _constants(model: ir.Model) -> Iterator[_Constant]:
                 yield _Constant(name, tensor, _readers(value))
     bodies = [*graphs, *model.functions.values()]
     for node in (node for body in bodies for node in body):
-        tensor = _attribute(node)
+        tensor = attribute_tensor(node)
         if tensor is not None and tensor.dtype.is_floating_point():
             readers = tuple(reader for out in node.outputs for reader in _readers(out))
             yield _Constant(str(node.name), tensor, readers)
@@ -145,7 +145,7 @@ def _readers(value: ir.Value) -> tuple[ir.Node, ...]:
     return tuple(use.node for use in value.uses())
 
 
-def _attribute(node: ir.Node) -> ir.TensorProtocol | None:
+def attribute_tensor(node: ir.Node) -> ir.TensorProtocol | None:
     """Return the floating-point constant that a node carries as an attribute."""
     if node.op_type == "ConstantOfShape" and "value" in node.attributes:
         return node.attributes["value"].as_tensor()

@@ -13,7 +13,8 @@ import numpy as np
 import onnx_ir as ir
 
 from qbench.lowering.base import Refusal
-from qbench.lowering.linear import constant_of, is_constant, require_float32
+from qbench.lowering.constants import constant_of, is_constant
+from qbench.lowering.linear import require_float32
 from qbench.records import Layer, Status
 
 #: Convolutions whose weight is quantized.

@@ -22,6 +22,7 @@ import onnx_ir as ir
 from qbench.formats import FORMATS
 from qbench.lowering.base import Change, Refusal
 from qbench.lowering.channels import CONVS, channels_of, quantize_channels, require_conv
+from qbench.lowering.constants import constant_of
 from qbench.lowering.edges import (
     SOFTMAX_CLIP,
     quantize_edges,
@@ -33,7 +34,6 @@ from qbench.lowering.edges import (
 from qbench.lowering.edit import GraphEditor
 from qbench.lowering.linear import (
     check_operators,
-    constant_of,
     linear_forms,
     per_channel_int8,
     present,

@@ -21,9 +21,9 @@ from qbench.graph.intermediates import MOVEMENT
 from qbench.graph.lint import FP16_MAX
 from qbench.graph.masks import find_fills
 from qbench.graph.shapes import infer_shapes
+from qbench.lowering.constants import constant_of, is_constant
 from qbench.lowering.edit import LAYER_KEY, GraphEditor
 from qbench.lowering.fp16 import Fp16Lowering
-from qbench.lowering.linear import constant_of, is_constant
 from qbench.records import Kind, Layer, Layers, Rewritten
 
 #: Operators in no layer that join an island which they lie in.

@@ -14,6 +14,14 @@ import numpy as np
 import onnx_ir as ir
 
 from qbench.lowering.base import Change, Refusal
+from qbench.lowering.constants import (
+    constant_dtype,
+    constant_of,
+    constant_rank,
+    is_constant,
+    source_of,
+    stored_constant,
+)
 from qbench.lowering.edit import LAYER_KEY, GraphEditor
 from qbench.records import Kind, Layer, Occurrence, Status
 
@@ -58,8 +66,7 @@ def require_linear(model: ir.Model, layer: Layer) -> Refusal | None:
         return Refusal(
             Status.NOT_APPLICABLE, f"quantized weights are for linear layers, not {layer.kind}"
         )
-    weight = model.graph.initializers.get(layer.weight)
-    if weight is None or weight.const_value is None:
+    if stored_constant(model, layer.weight) is None:
         return Refusal(Status.NOT_APPLICABLE, f"its weight {layer.weight!r} is no stored constant")
     nodes = {str(node.name): node for node in model.graph}
     for use in layer.occurrences:
@@ -131,92 +138,6 @@ def require_float32(operand: ir.Value) -> Refusal | None:
         f"it computes in {dtype}; layers that compute in float32 are quantized",
         "export the model in float32",
     )
-
-
-#: Operators through which a constant is still known without running the graph.
-_PASSES = frozenset({"Transpose", "Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
-
-
-def is_constant(value: ir.Value | None) -> bool:
-    """Whether a value is a constant, seen through casts, transpositions and reshapes."""
-    if value is None:
-        return False
-    if value.const_value is not None:
-        return True
-    node = value.producer()
-    if node is None or node.op_type not in _PASSES or node.domain:
-        return False
-    return all(is_constant(operand) for operand in node.inputs if operand is not None)
-
-
-def constant_dtype(value: ir.Value) -> ir.DataType:
-    """Return the element type of a constant value, with casts applied."""
-    if value.const_value is not None:
-        return value.const_value.dtype
-    node = value.producer()
-    assert node is not None and node.inputs[0] is not None
-    if node.op_type == "Cast":
-        return ir.DataType(node.attributes.get_int("to", int(ir.DataType.FLOAT)))
-    return constant_dtype(node.inputs[0])
-
-
-def constant_rank(value: ir.Value) -> int:
-    """Return the rank of a constant value; the constant is read where reshapes hide it."""
-    node = value.producer()
-    if value.const_value is not None:
-        return len(value.const_value.shape)
-    assert node is not None
-    if node.op_type in ("Transpose", "Cast", "Identity") and node.inputs[0] is not None:
-        return constant_rank(node.inputs[0])
-    array = constant_of(value)
-    return -1 if array is None else array.ndim
-
-
-def source_of(value: ir.Value) -> ir.Value:
-    """Return the initializer that a constant value is read from, the value itself if it is one."""
-    node = value.producer()
-    while value.const_value is None and node is not None and node.inputs[0] is not None:
-        value = node.inputs[0]
-        node = value.producer()
-    return value
-
-
-def constant_of(value: ir.Value | None) -> np.ndarray | None:
-    """Return the constant that a value holds, seen through casts, transpositions and reshapes."""
-    if value is None or not is_constant(value):
-        return None
-    if value.const_value is not None:
-        return np.asarray(value.const_value.numpy())
-    node = value.producer()
-    assert node is not None
-    inner = constant_of(node.inputs[0])
-    assert inner is not None
-    second = constant_of(node.inputs[1]) if len(node.inputs) > 1 else None
-    return _passed(node, inner, second)
-
-
-def _passed(node: ir.Node, array: np.ndarray, second: np.ndarray | None) -> np.ndarray:
-    """Return what an operator of ``_PASSES`` makes of a constant."""
-    op = node.op_type
-    if op == "Transpose":
-        perm = node.attributes.get("perm")
-        return array.transpose(tuple(perm.as_ints()) if perm else None)
-    if op == "Cast":
-        return array.astype(constant_dtype(node.outputs[0]).numpy())
-    if op == "Reshape" and second is not None:
-        sizes = [int(n) for n in second]
-        if not node.attributes.get_int("allowzero", 0):
-            sizes = [array.shape[axis] if n == 0 else n for axis, n in enumerate(sizes)]
-        return array.reshape(sizes)
-    if op == "Flatten":
-        axis = node.attributes.get_int("axis", 1) % (array.ndim + 1)
-        return array.reshape(int(np.prod(array.shape[:axis])), -1)
-    axes = None if second is None else tuple(int(n) for n in second)
-    if op == "Squeeze":
-        return np.squeeze(array, axes)
-    if op == "Unsqueeze" and axes is not None:
-        return np.expand_dims(array, axes)
-    return array
 
 
 def linear_forms(editor: GraphEditor, uses: list[Occurrence]) -> Iterator[LinearForm]:

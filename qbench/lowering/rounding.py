@@ -22,8 +22,9 @@ from qbench.formats import Format
 from qbench.graph.lint import FP16_MAX
 from qbench.graph.segments import BORDER_KEY
 from qbench.lowering.base import Change, Refusal
+from qbench.lowering.constants import constant_of, source_of, stored_constant
 from qbench.lowering.edit import GraphEditor
-from qbench.lowering.linear import check_operators, constant_of, present, source_of, unchanged
+from qbench.lowering.linear import check_operators, present, unchanged
 from qbench.records import Kind, Layer, Occurrence, Rewritten, Status
 
 _FLOAT = {"to": int(ir.DataType.FLOAT)}
@@ -75,9 +76,8 @@ class RoundedLowering:
         if other is not None:
             return other
         masks = {mask.constant for mask in layer.masks} | {mask.tensor for mask in layer.masks}
-        for name in _weights_of(model, layer):
-            value = model.graph.initializers[name]
-            top = 0.0 if value.const_value is None else _absmax(value.const_value)
+        for name, tensor in _weights_of(model, layer):
+            top = _absmax(tensor)
             if top > self.narrow.top and name not in masks:
                 return Refusal(
                     Status.INVALID,
@@ -161,9 +161,10 @@ def _other_dtype(model: ir.Model, layer: Layer, narrow: Narrow) -> Refusal | Non
     return None
 
 
-def _weights_of(model: ir.Model, layer: Layer) -> list[str]:
+def _weights_of(model: ir.Model, layer: Layer) -> list[tuple[str, ir.TensorProtocol]]:
     names = {name for use in layer.occurrences for name in (*use.inputs, layer.weight)}
-    return sorted(name for name in names if name in model.graph.initializers)
+    found = [(name, stored_constant(model, name)) for name in sorted(filter(None, names))]
+    return [(name, tensor) for name, tensor in found if tensor is not None]
 
 
 def _absmax(tensor: ir.TensorProtocol) -> float:

@@ -15,11 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from qbench.lowering.constants import constant_of, is_constant
 from qbench.lowering.edit import GraphEditor
 from qbench.lowering.linear import (
     LinearForm,
-    constant_of,
-    is_constant,
     linear_forms,
     present,
 )

@@ -14,10 +14,10 @@ import onnx_ir as ir
 
 from qbench.formats import FORMATS
 from qbench.lowering.base import Change, Refusal
+from qbench.lowering.constants import constant_of
 from qbench.lowering.edit import GraphEditor
 from qbench.lowering.linear import (
     check_operators,
-    constant_of,
     present,
     require_linear,
     require_table,

@@ -21,8 +21,9 @@ import onnx_ir as ir
 
 from qbench.graph.segments import Segment, segment_model
 from qbench.lowering import lowering_for
+from qbench.lowering.constants import constant_of, is_constant
 from qbench.lowering.edit import GraphEditor
-from qbench.lowering.linear import constant_of, is_constant, linear_forms
+from qbench.lowering.linear import linear_forms
 from qbench.lowering.rounding import NARROW
 from qbench.records import (
     Estimate,

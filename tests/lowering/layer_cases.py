@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
@@ -58,6 +59,33 @@ def right(
         return {"z": np.tanh(made)} | ({"y": made} if shown else {})
 
     return finish(s.model(**outs), Kind.LINEAR, {"x": value}, w, b, outputs)
+
+
+def held() -> LoweringCase:
+    """``x @ W`` where W is the attribute of a Constant node."""
+    case = right()
+    graph = case.model.graph
+    for name in ("w", "b"):
+        value = graph.initializers.pop(name)
+        node = ir.Node(
+            "",
+            "Constant",
+            [],
+            [ir.AttrTensor("value", value.const_value)],
+            outputs=[ir.Value(name=name, shape=value.shape, type=value.type)],
+            name=f"holds_{name}",
+        )
+        graph.insert_before(graph[0], node)
+        ir.convenience.replace_all_uses_with(value, node.outputs[0])
+    layer = next(x for x in find_layers(case.model).layers if x.kind is Kind.LINEAR)
+    return replace(case, layer=layer)
+
+
+def written_in(opset: int) -> LoweringCase:
+    """``x @ W + b`` in another opset."""
+    case = right()
+    case.model.graph.opset_imports[""] = opset
+    return case
 
 
 def left(rank=3, bias=False) -> LoweringCase:
@@ -184,6 +212,9 @@ LINEAR: dict[str, Callable[[], LoweringCase]] = {
     "fixed shape, rank 2": lambda: right(rank=2, fixed=True),
     "fixed shape, rank 3": lambda: right(fixed=True),
     "fixed shape, rank 4": lambda: right(rank=4, fixed=True),
+    "in Constant nodes": held,
+    "opset 22": lambda: written_in(22),
+    "opset 23": lambda: written_in(23),
     "no bias": lambda: right(bias=False),
     "left, rank 2": lambda: left(2),
     "left, rank 3": lambda: left(3),

@@ -19,7 +19,7 @@ def normal(k: int, n: int = 24) -> np.ndarray:
 def spiked(k: int = 512, n: int = 24, every: int = 128) -> np.ndarray:
     """A weight that has one large number in each ``every`` elements of K."""
     weight = normal(k, n)
-    weight[:: every] *= 12
+    weight[::every] *= 12
     return weight
 
 
