@@ -166,7 +166,7 @@ def sweep_options(function: F) -> F:
 
 
 def executor_options() -> list[Callable[[F], F]]:
-    """Return the options that say where cells are measured."""
+    """Return the options that say where cells are measured; a run may go on elsewhere."""
     return [
         click.option(
             "--executor",
@@ -182,6 +182,11 @@ def executor_options() -> list[Callable[[F], F]]:
             "--workers", type=int, metavar="N", help="Cells side by side (one a core by default)."
         ),
     ]
+
+
+def resume_options(function: F) -> F:
+    """Add what may be different when a run goes on."""
+    return _all(executor_options())(function)
 
 
 def layer_globs() -> list[Callable[[F], F]]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from qbench.cli.answers import Answer, answering
+from qbench.cli.options import overrides_from, resume_options
 
 
 @click.command(
@@ -12,22 +15,25 @@ from qbench.cli.answers import Answer, answering
     epilog="""\b
 Examples:
   qbench resume results/demo
+  qbench resume results/demo --executor local
 """,
 )
 @click.argument("run")
+@resume_options
 @answering()
-def command(run: str) -> Answer:
+def command(run: str, **options: Any) -> Answer:
     """Continue a run that was stopped.
 
     RUN is the folder of a run. It goes on with its own configuration: cells that its journal holds
-    are not measured again. The same command as at first does the same.
+    are not measured again; those that are left may be measured by another executor. The same
+    command as at first does the same.
     """
     from qbench.cli.bars import ProgressBars
     from qbench.cli.outcome import outcome_of
     from qbench.pipeline import calibrate, complete, prepare, sweep
     from qbench.workbench import Workbench
 
-    work = Workbench.reopen(run)
+    work = Workbench.reopen(run, overrides_from(options))
     with ProgressBars() as bars:
         prepare(work, bars)
         if work.run.read_run().get("goal") == "sweep":

@@ -31,6 +31,8 @@ from qbench.gate import require
 AUTO = "auto"
 #: Seconds in which an address must take a connection, and how often a cluster in use is tried.
 CONNECT_S, _TRIES = 3.0, 2
+#: Name of the thread that waits for Ray to let go; the command line does not wait for it.
+LEAVING = "qbench-leaving"
 #: Seconds in which a cluster must let this process go.
 LEAVE_S = 15.0
 #: Seconds for each step of a trial, by the step before.
@@ -120,8 +122,8 @@ class Cluster:
                 return
         self.gone = True
         raise MeasurementError(
-            f"{self.name} does not answer any more; what was measured is kept: the same "
-            "command goes on, also with --executor local"
+            f"{self.name} does not answer any more; what was measured is kept: `qbench "
+            "resume RUN` goes on, also with --executor local"
         )
 
 
@@ -222,10 +224,11 @@ def connected(address: str | None, cpus: int, store_bytes: int) -> Iterator[Clus
         return
     opened = _joined(ray, address) if address else _started(ray, cpus, store_bytes)
     with opened:
+        cluster = _cluster(ray, address or "")
         try:
-            yield _cluster(ray, address or "")
+            yield cluster
         finally:
-            _shut_down(ray)
+            _leave(cluster)
 
 
 @contextlib.contextmanager
@@ -298,16 +301,18 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
             del os.environ[name]
 
 
-def _shut_down(ray: Any) -> None:
-    """Leave the cluster; one whose head node is silent would keep this process for ever.
+def _leave(cluster: Cluster) -> None:
+    """Leave a cluster; one whose head node is silent would keep this process for ever.
 
     Ray would then try again when the process ends: it is told not to.
     """
-    leaving = threading.Thread(target=ray.shutdown, name="leave-ray", daemon=True)
+    shutdown = cluster.ray.shutdown
+    leaving = threading.Thread(target=shutdown, name=LEAVING, daemon=True)
     leaving.start()
-    leaving.join(LEAVE_S)
+    leaving.join(CONNECT_S if cluster.gone else LEAVE_S)
     if leaving.is_alive():
-        atexit.unregister(getattr(ray.shutdown, "__wrapped__", ray.shutdown))
+        for function in (shutdown, getattr(shutdown, "__wrapped__", shutdown)):
+            atexit.unregister(function)
 
 
 def _cluster(ray: Any, address: str) -> Cluster:

@@ -308,7 +308,7 @@ class Crew:
             last = "; ".join([*self.tally.lost[-2:], *([refused] if refused else [])])
             raise MeasurementError(
                 f"no worker of {self._cluster.name} is left ({last}); what was measured is kept: "
-                "the same command goes on, also with --executor local"
+                "`qbench resume RUN` goes on, also with --executor local"
             )
         waiting = all(m.stage is Stage.STARTING for m in self._members.values())
         self._starting_s = self._starting_s + elapsed if waiting else 0.0
@@ -316,8 +316,8 @@ class Crew:
             free = self._ray.available_resources().get("CPU", 0)
             raise MeasurementError(
                 f"no worker of {self._cluster.name} started within {START_S:g} s ({free:g} of "
-                f"{self._cluster.cpus} cores are free); what was measured is kept: the same "
-                "command goes on, also with --executor local"
+                f"{self._cluster.cpus} cores are free); what was measured is kept: `qbench "
+                "resume RUN` goes on, also with --executor local"
             )
 
     def close(self) -> None:
