@@ -222,10 +222,10 @@ def _local_error(
 ) -> tuple[float | None, float | None]:
     """Return SQNR (dB) and cosine at the layer's outputs, over all its uses.
 
-    NOTE: the session that gives the layer's outputs is another one than the cell's. An output in the
-    middle keeps the runtime from joining the nodes around it: for 8 of 72 cells of a small encoder
-    the scored outputs then move by 1e-7 and the divergence by up to 2e-5 of itself, and the time
-    would be that of a graph that is never shipped.
+    NOTE: the session that gives the layer's outputs is another one than the cell's. An output in
+    the middle keeps the runtime from joining the nodes around it: for 8 of 102 cells of a small
+    encoder the scored outputs then move by 1e-7 and the divergence by up to 2e-5 of itself, and
+    the time would be that of a graph that is never shipped.
     """
     clips, replay = bench.clips, bench.replay
     batches = spread_batches(replay.batches, _LOCAL_BATCHES)
