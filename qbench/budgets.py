@@ -18,6 +18,7 @@ from qbench.planning.costs import Offer, Option, fused_layers, ties_of, weight_e
 from qbench.planning.pins import Pins, apply_pins, parse_pins, resolve_pins
 from qbench.planning.problem import Limits, Problem, problem_of
 from qbench.planning.solve import check_limits, reach
+from qbench.planning.targets import check_target
 from qbench.records import Layer, Status
 from qbench.workbench import Workbench
 
@@ -26,9 +27,12 @@ def pins_of(work: Workbench) -> Pins:
     """Return what each layer keeps and must not take.
 
     Raises:
-        InputError: If a glob matches nothing, or pins contradict each other.
+        InputError: If a glob matches nothing, pins contradict each other, or the backend does not
+            run on the target.
     """
     how = work.config.plan
+    if how.hardware is not None:
+        check_target(how.hardware, work.backend)
     return resolve_pins(parse_pins(how.keep, how.ban, work.backend), work.layers, work.backend)
 
 

@@ -214,7 +214,8 @@ class PlanConfig(_Section):
 
     ``max_latency`` is of a batch, ``max_bytes`` of the engine, ``max_bits`` the mean of a weight
     without scales. ``keep`` and ``ban`` hold ``GLOB[=FORMAT]`` and ``GLOB=FORMAT``. ``rounds``
-    bounds the engines that are built to repair a plan.
+    bounds the engines that are built to repair a plan. ``hardware`` is what the engine is for
+    (``SM86``), where the backend's formats depend on it.
     """
 
     backend: str = "ort-cpu"
@@ -222,6 +223,7 @@ class PlanConfig(_Section):
     objective: Literal["balanced", "latency", "bytes", "divergence"] = "balanced"
     levels: Annotated[int, Field(ge=1, le=64)] = 8
     rounds: Annotated[int, Field(ge=0, le=64)] = 2
+    hardware: str | None = None
     keep: Names = ()
     ban: Names = ()
     max_latency: str | None = None

@@ -23,6 +23,7 @@ from qbench.planning.prices import Price, reprice
 from qbench.planning.problem import Problem, Proposal, cost_of
 from qbench.planning.reasons import plan_layers, with_treatment
 from qbench.planning.solve import propose
+from qbench.planning.targets import offer_on
 from qbench.pricing import profile_prices
 from qbench.progress import Listener
 from qbench.records import Judgement, Plan, Status, SweepRecord, Verdict, to_dict
@@ -65,7 +66,8 @@ def decide(work: Workbench, listener: Listener) -> Decision:
         InputError: If a pin matches nothing, contradicts another, or was not measured.
     """
     records = records_to_plan(work)
-    offer = apply_pins(make_offer(records, work.layers, work.backend), budgets.pins_of(work))
+    pins, whole = budgets.pins_of(work), make_offer(records, work.layers, work.backend)
+    offer = apply_pins(offer_on(whole, work.config.plan.hardware, work.backend), pins)
     offer = replace(offer, tied_bytes=budgets.tied_bytes(work, offer))
     try:
         problem, bounds = _problem(work, offer)
@@ -240,6 +242,7 @@ def constraints_of(work: Workbench) -> dict[str, Any]:
         "metric": work.task("sweep").metrics[0].name,
         "max_drop": str(how.allowed_drop),
         "objective": how.objective,
+        "hardware": how.hardware,
         "max_latency": how.max_latency,
         "max_bytes": how.max_bytes,
         "max_bits": how.max_bits,

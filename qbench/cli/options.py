@@ -44,6 +44,7 @@ _KEYS = {
     "objective": "plan.objective",
     "levels": "plan.levels",
     "rounds": "plan.rounds",
+    "hardware": "plan.hardware",
     "max_latency": "plan.max_latency",
     "max_bytes": "plan.max_bytes",
     "max_bits": "plan.max_bits",
@@ -210,6 +211,9 @@ def plan_options(function: F) -> F:
             ),
             click.option(
                 "--objective", metavar="NAME", help="balanced, latency, bytes or divergence."
+            ),
+            click.option(
+                "--hardware", metavar="NAME", help="Hardware that the engine is for: SM86."
             ),
             click.option(
                 "--max-latency",

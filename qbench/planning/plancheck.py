@@ -14,6 +14,7 @@ from qbench.backends import Backend, applicability, applicable_formats, backend_
 from qbench.errors import InputError, PlanError, did_you_mean, unknown_name
 from qbench.formats import format_named
 from qbench.planning.costs import fused_layers, ties_of
+from qbench.planning.targets import missing_on
 from qbench.records import Kind, Layer, Layers, Plan, PlanLayer, Status
 from qbench.remedies import check_treatment
 
@@ -103,7 +104,10 @@ def check_plan(
     if layers is not None and known is not None:
         problems += _name_problems(counts, known)
         problems += _group_problems(plan, layers, where)
+    target = plan.constraints.get("hardware")
     for row in plan.layers:
+        if missing := missing_on(target, row.format, where):
+            problems.append(f"layer {row.name!r} cannot take {row.format}: {missing}")
         problems += _row_problems(row, where, None if known is None else known.get(row.name))
     _raise_all(origin, problems)
 
