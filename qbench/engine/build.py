@@ -51,11 +51,20 @@ def lower_graph(model: ir.Model, layers: Layers, plan: Plan) -> ir.Model:
             readers = readers_of(layer, layers, plan, high) if asked.treatment else None
             _lower(graph, layer, asked, backend, readers)
     if backend.variant is Variant.ISLANDS:
+        _check_halves(graph, layers, {name for name, e in entries.items() if e.format == "fp16"})
         formats = {layer.name: high for layer in layers.layers} | plan.formats()
         make_islands(graph, layers, formats, whole=high == "fp16")
     common_passes.RemoveUnusedNodesPass()(graph)
     share_tied(graph, layers)
     return graph
+
+
+def _check_halves(graph: ir.Model, layers: Layers, names: set[str]) -> None:
+    """Refuse layers whose weights fp16 cannot hold, before they are made islands."""
+    for layer in layers.layers:
+        refusal = lowering_for("fp16").requires(graph, layer) if layer.name in names else None
+        if refusal is not None and refusal.status is Status.INVALID:
+            raise PlanError(f"layer {layer.name!r} cannot be fp16: {refusal.reason}")
 
 
 def _is_kept(format_name: str, backend: Backend) -> bool:

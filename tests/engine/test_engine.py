@@ -423,3 +423,18 @@ def test_engines_of_backends_with_fp16_kernels_are_islands(name, encoder, monkey
         quantizers = ("QuantizeLinear", "DequantizeLinear")
         scales = {n.inputs[1].dtype for n in graph.graph if n.op_type in quantizers}
         assert scales == {ir.DataType.FLOAT16}
+
+
+def test_a_weight_beyond_fp16_is_no_island(encoder, monkeypatch) -> None:
+    backend = replace(BACKENDS["ort-cuda"], ready=True)
+    monkeypatch.setitem(BACKENDS, "ort-cuda", backend)
+    model = encoder.ir.clone()
+    layers = find_layers(model)
+    layer = next(x for x in layers.layers if x.kind is Kind.LINEAR)
+    value = model.graph.initializers[layer.weight]
+    value.const_value = ir.tensor(value.const_value.numpy() * np.float32(1e7), name=value.name)
+    plan = replace(plan_of(encoder, lambda *_: "fp16"), backend="ort-cuda")
+    with pytest.raises(PlanError, match=f"{layer.name}.*cannot be fp16.*65504"):
+        lower_graph(model, layers, plan)
+    kept = [replace(e, format="fp32") if e.name == layer.name else e for e in plan.layers]
+    lower_graph(model, layers, replace(plan, layers=tuple(kept)))

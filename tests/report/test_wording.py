@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from qbench.records import Estimate
+from qbench.records import Estimate, Rewritten
 from qbench.report.wording import (
     counted,
     estimate,
@@ -12,6 +12,7 @@ from qbench.report.wording import (
     megabytes,
     not_resolvable,
     number,
+    rewritten_words,
     role_of,
     share,
     split_block,
@@ -78,3 +79,11 @@ def test_split_block(name: str, block: str, part: str) -> None:
 def test_roles() -> None:
     names = ["plan", "reference", "random", "int8", "front-3"]
     assert [role_of(n) for n in names] == ["plan", "reference", "random", "uniform", "front"]
+
+
+def test_constants_of_masks_are_told_with_what_they_become() -> None:
+    items = [Rewritten(f"l.{i}", "scores", "fill", -1e12, -65504.0) for i in range(3)]
+    items.append(Rewritten("l.3", "scores", "open", -math.inf, -math.inf))
+    told = rewritten_words(items)
+    assert told == "fill (-1e+12) → -65504, 3 layers; open (-inf) stays, 1 layers"
+    assert rewritten_words([]) == ""
