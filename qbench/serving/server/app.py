@@ -14,7 +14,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route, Router
 
-from qbench.errors import did_you_mean
+from qbench.errors import QbenchError, did_you_mean
 from qbench.serving.request import Answer
 from qbench.serving.server import documents
 from qbench.serving.server.asking import ClientGoneError, ask
@@ -277,7 +277,9 @@ class _Guard:
         except Exception as error:  # what failed a request is the client's to know, by its status
             failure = _failure(error, scope)
             if failure.status == 500:
-                _LOG.error("a request failed: %s", error, exc_info=error)
+                _LOG.error(
+                    "a request failed: %s", error, exc_info=not isinstance(error, QbenchError)
+                )
             self._face.metrics.rejected(failure.kind)
             await self._tell_failure(failure, scope, receive, tell)
         finally:

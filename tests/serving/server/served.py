@@ -17,7 +17,7 @@ from typing import Any
 import onnx_ir as ir
 
 from qbench.graph.model import save_graph
-from qbench.hosting import HostOptions, Hosting, prepare_host
+from qbench.hosting import Hosting, HostOptions, prepare_host
 from qbench.runtime.ort import Session
 from qbench.servable import find_servable
 from qbench.serving.opening import ServeSettings
