@@ -14,11 +14,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from qbench import budgets
 from qbench.calibration.calibrators import find_clip
 from qbench.calibration.rows import Activation, sample_activations
+from qbench.errors import BudgetError
 from qbench.formats import FORMATS
 from qbench.lowering.smooth import product_weight
 from qbench.lowering.weight_only import choose_block
+from qbench.planning.costs import make_offer
+from qbench.planning.front import front
 from qbench.progress import Listener, Silence
 from qbench.records import Kind, Layer, Status, SweepRecord, Treatment
 from qbench.remedies import BLOCKS, REMEDIES
@@ -118,15 +122,36 @@ def records_to_plan(work: Workbench) -> tuple[SweepRecord, ...]:
 
 
 def trials_of(work: Workbench, records: Sequence[SweepRecord]) -> list[Trial]:
-    """Return what is to be tried: the worst cells of each format, with each of its remedies."""
-    layers = work.layers.by_name()
+    """Return what is to be tried: the worst cells of each format, with each of its remedies.
+
+    Layers that most plans would leave in high precision come first.
+    """
+    count = work.config.sweep.remedies
+    if not count:
+        return []
+    layers, kept = work.layers.by_name(), left_in_high_precision(work, records)
     return [
         Trial(layers[record.layer], record.format, name)
-        for record in cells_to_treat(records, work.config.sweep.remedies)
+        for record in cells_to_treat(records, count, kept)
         for remedy, formats in REMEDIES.items()
         if record.format in formats
         for name in _names_of(work, remedy)
     ]
+
+
+def left_in_high_precision(work: Workbench, records: Sequence[SweepRecord]) -> frozenset[str]:
+    """Return the layers that at least half of the proposals from plain cells do not lower."""
+    offer = make_offer(records, work.layers, work.backend)
+    try:
+        proposals = front(budgets.problem_for(work, offer), work.config.plan.levels)
+    except BudgetError:  # planning tells it; the worst cells are tried all the same
+        return frozenset()
+    high = offer.high_precision
+    return frozenset(
+        name
+        for name in offer.options
+        if proposals and 2 * sum(p.formats[name] == high for p in proposals) >= len(proposals)
+    )
 
 
 def _names_of(work: Workbench, remedy: str) -> tuple[str, ...]:

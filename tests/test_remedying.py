@@ -16,7 +16,7 @@ from qbench.errors import InputError
 from qbench.pipeline import build_engine, calibrate, current_plan, make_plan, start, sweep, verify
 from qbench.planning.planfile import plan_sha256, read_plan, write_plan
 from qbench.records import CauseName, Status, SweepRecord, from_dict, to_dict
-from qbench.remedying import records_to_plan, try_remedies
+from qbench.remedying import left_in_high_precision, records_to_plan, try_remedies
 from qbench.testing.models import bert_folder, pairs_csv
 from qbench.torch_scales import check_scales, foreign_scales, treatment_from_scale
 from qbench.workbench import Workbench
@@ -110,6 +110,12 @@ def test_remedies_are_cells_of_their_own(swept: Workbench) -> None:
         assert record.status in (Status.OK, Status.NOT_APPLICABLE), record.reason
         assert from_dict(SweepRecord, to_dict(record)) == record
     assert swept.run.read_run()["remedies"] == {"tried": len(tried), "not_reached": 0}
+
+
+def test_the_planted_layer_is_what_plans_leave_alone(swept: Workbench) -> None:
+    kept = left_in_high_precision(swept, swept.run.read_sweep())
+    assert kept < {layer.name for layer in swept.layers.layers}
+    assert {r.layer for r in swept.run.read_remedies() if r.format == "int8"} == {WORST}
 
 
 def test_smoothing_mends_the_planted_layer(swept: Workbench) -> None:
