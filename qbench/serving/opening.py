@@ -17,7 +17,7 @@ from qbench.serving.decisions import BatchLimits
 from qbench.serving.estimator import Demand, Sizing, size_batches
 from qbench.serving.flights import LoopOptions
 from qbench.serving.lanes import LaneChoice, choose_lanes
-from qbench.serving.memory import MemoryUse, process_memory
+from qbench.serving.memory import MemoryUse, device_memory, process_memory
 from qbench.serving.pool import BoundRun, pools_for
 from qbench.serving.request import Decode, Encoded, Pad, Run, Work, token_count
 from qbench.serving.service import Gates, Service
@@ -125,7 +125,7 @@ def open_service(
     chosen = _choose_lanes(engine, workload.pad, encoded, settings)
     open_run = functools.partial(_open_run, engine, chosen.threads_per_lane)
     runs = [open_run(index) for index in range(chosen.lanes)]
-    read = functools.partial(process_memory, settings.memory_limit)
+    read = memory_reader(engine, chosen.threads_per_lane, settings.memory_limit)
     memory = memory or measure_memory(runs[0], workload.pad, encoded, lambda: read().used)
     points, most = _measure(runs[0], workload.pad, encoded, settings)
     demand = Demand(
@@ -155,6 +155,20 @@ def open_service(
     work = Work(workload.pad, workload.encode, _own_memory(workload.decode))
     service = Service(runs, work, limits, options, held)
     return Opened(service, chosen, sizing, points, read(), memory, pads is not None)
+
+
+def memory_reader(engine: Engine, threads: int, limit: int | None) -> Callable[[], MemoryUse]:
+    """Return what measures the memory that an engine fills: the device's, else the process's."""
+    on_device = (
+        engine.open_session is not None
+        and engine.open_session(threads).provider == "CUDAExecutionProvider"
+        and device_memory() is not None
+    )
+
+    def read() -> MemoryUse:
+        return (device_memory() if on_device else None) or process_memory(limit)
+
+    return read
 
 
 def warm(runs: Sequence[Run], pad: Pad, encoded: Sequence[Encoded], token_budget: int) -> None:

@@ -69,7 +69,9 @@ class Gates:
     """What holds load back, and what answers in the engine's place.
 
     Attributes:
-        breaker: Rules of the circuit breaker.
+        breaker: Rules of the circuit breaker. ``None`` takes the usual ones where something can
+            answer in the engine's place; where nothing can, only an engine that fails opens it:
+            load is refused by the queue already, and an open breaker would refuse all of it.
         memory: Rules of the memory gate.
         read_memory: Measures memory; ``None`` for no memory gate.
         demand: What the token budget is chosen for, again and again as costs become known
@@ -78,12 +80,19 @@ class Gates:
         default: The answer that is given where there is no fallback engine; ``None`` refuses.
     """
 
-    breaker: BreakerRules = BreakerRules()
+    breaker: BreakerRules | None = None
     memory: MemoryRules = MemoryRules()
     read_memory: Callable[[], MemoryUse] | None = None
     demand: Demand | None = None
     fallback: Sequence[Run] = ()
     default: Any = None
+
+    def rules(self) -> BreakerRules:
+        """Return the rules of the breaker."""
+        if self.breaker is not None:
+            return self.breaker
+        instead = bool(self.fallback) or self.default is not None
+        return BreakerRules() if instead else BreakerRules(refused_share=1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +167,7 @@ class Service:
         self._gates, options = gates or Gates(), options or LoopOptions()
         self._clock = options.clock
         self._lock = threading.Lock()
-        self._breaker = Breaker(self._gates.breaker)
+        self._breaker = Breaker(self._gates.rules())
         self._memory_gate = MemoryGate(self._gates.memory)
         self._memory: MemoryUse | None = None
         self._tally, self._extra = _Tally(), Counter[str]()
@@ -310,7 +319,7 @@ class Service:
             settle(future, Answer(gates.default, None, None, 0, 0, 0, "default"))
             self._count("default")
         else:
-            retry_s = gates.breaker.open_s
+            retry_s = gates.rules().open_s
             words = "the engine cannot keep up, and there is no fallback"
             future.set_exception(RefusedError(Refuse(words, retry_s)))
             self._count("refused_by_breaker")

@@ -14,8 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 from serving_fakes import Summing, answer_of, encode, pad, texts
-from serving_sim import Faults, play, poisson, summing
+from serving_sim import Asked, Faults, play, poisson, summing
 
 from qbench.serving.batcher import Batcher, BatchLimits, Priority, Refuse
 from qbench.serving.cost import BatchCost
@@ -30,7 +33,7 @@ from qbench.serving.failures import (
 from qbench.serving.flights import LoopOptions
 from qbench.serving.loop import ServingLoop
 from qbench.serving.request import Work
-from qbench.serving.service import Gates, Request, Service
+from qbench.serving.service import Request, Service
 
 WORK = Work(pad, encode)
 POISON, NOT_A_NUMBER = 97, 98  # token ids of the simulation
@@ -410,5 +413,48 @@ def test_a_nan_row_fails_alone():
         assert futures[2].result(10).value.tolist() == [1, 1, -np.inf]
 
 
-def test_gates_without_fallback_are_the_default():
-    assert Gates().fallback == () and Gates().default is None
+def test_a_long_max_wait_costs_nothing_at_low_load():
+    limits = BatchLimits(max_wait_s=0.05)
+    with ServingLoop([Summing(0.001)] * 2, WORK, limits) as loop:
+        waits = []
+        for text in texts(40, seed=6):
+            waits.append(loop.ask(text).result(10).times.queue_s)
+            time.sleep(0.004)
+    assert np.median(waits) < 0.01
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(0, 0.05), st.integers(1, 60), st.sampled_from("abc"), st.booleans(),
+            st.none() | st.floats(0, 0.05), st.none() | st.floats(0, 0.03),
+        ),
+        max_size=60,
+    ),
+    st.builds(
+        BatchLimits,
+        token_budget=st.integers(1, 200),
+        queue=st.integers(1, 20),
+        lanes=st.integers(1, 3),
+        max_wait_s=st.sampled_from([0.0, 0.004]),
+        fixed_size=st.none() | st.integers(1, 5),
+        odd_lane=st.booleans(),
+        ageing_s=st.sampled_from([0.0, 0.01]),
+    ),
+)  # fmt: skip
+@hypothesis_settings(max_examples=150, deadline=None)
+def test_whatever_is_asked_each_request_has_one_end_and_every_lane_is_free_after(drawn, limits):
+    asked = [
+        Asked(
+            at_s, [1] * tokens, tenant, Priority(int(low)),
+            None if deadline is None else at_s + deadline,
+            None if cancel is None else at_s + cancel,
+        )
+        for at_s, tokens, tenant, low, deadline, cancel in drawn
+    ]  # fmt: skip
+    batcher = Batcher(limits)
+    play(batcher, asked)
+    assert all(len(one.ends) == 1 for one in asked)
+    assert all(one.ends[0][2] == one.right for one in asked if one.what == "ok")
+    assert (batcher.queued, batcher.free_lanes) == (0, limits.lanes)
+    assert not batcher._holdings._counts

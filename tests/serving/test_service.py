@@ -120,6 +120,19 @@ def test_without_either_it_refuses_with_a_hint():
             service.submit(Request("abc")).result(10)
 
 
+def test_overload_alone_opens_no_breaker_where_nothing_could_answer_instead():
+    assert Gates().rules().refused_share == 1.0
+    assert Gates(default=0).rules() == Gates(fallback=[Summing()]).rules() == BreakerRules()
+    limits = BatchLimits(queue=2, max_batch=1)
+    with Service([Summing(0.01)], WORK, limits) as service:
+        ends = [service.submit(Request("ab")).exception(5) for _ in range(3)]
+        flood = [service.submit(Request("ab")) for _ in range(200)]
+        service.look()
+        assert sum(future.exception(5) is not None for future in flood) > 150
+        assert service.stats().breaker is BreakerState.CLOSED
+    assert ends == [None] * 3
+
+
 def test_short_memory_halves_the_batch_limit_and_more_restores_it(caplog):
     use = [MemoryUse(95, 100, "given")]
     gates = Gates(memory=MemoryRules(settle_s=0.0, hold_s=0.0), read_memory=lambda: use[0])
