@@ -54,7 +54,13 @@ def command(model: str, **options: Any) -> Answer:
         calibrate(work, bars)
         records = list(sweep(work, bars))
     counts = Counter(str(record.status) for record in records)
-    content = {"run": str(work.run.path), "cells": dict(counts), "records": records}
+    content = {
+        "run": str(work.run.path),
+        "cells": dict(counts),
+        "records": records,
+        "remedies": work.run.read_remedies(),
+        "causes": work.run.known_causes(),
+    }
 
     def show(console: Console) -> None:
         console.print(run_summary(load_records(work.run)))

@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from qbench.formats import FORMATS
 from qbench.lowering.constants import constant_of, is_constant
-from qbench.lowering.edit import GraphEditor
+from qbench.lowering.edit import LAYER_KEY, GraphEditor
 from qbench.lowering.linear import (
     LinearForm,
     linear_forms,
@@ -76,7 +77,7 @@ def readers_of(layer: Layer, layers: Layers, plan: Plan, high: str) -> Readers:
         row = rows.get(other.name)
         if other.kind is not Kind.LINEAR or row is None:
             continue
-        if row.format == high:
+        if row.format == high and FORMATS[high].weight_bits == 32:  # it is lowered no further
             kept.update(other.nodes)
         elif row.treatment is not None and row.treatment.vectors.get("scale") == scale:
             same.update(other.nodes)
@@ -128,7 +129,9 @@ def smooth(
                     folded = True
                 else:
                     if inverse is None:
-                        inverse = editor.constant("x_smooth", (1 / scale).astype(np.float32))
+                        half = form.x.dtype == ir.DataType.FLOAT16
+                        dtype = np.float16 if half else np.float32
+                        inverse = editor.constant("x_smooth", (1 / scale).astype(dtype))
                     x = editor.op(form.node, "Mul", [form.x, inverse], "smooth")[0]
                     x.shape, x.type = form.x.shape, form.x.type
                     form.node.replace_input_with(0, x)
@@ -210,7 +213,7 @@ def _is_scaled_norm(x: ir.Value, size: int) -> bool:
 def _scaling_inputs(x: ir.Value, size: int) -> Sequence[tuple[ir.Node, int]]:
     """Return the constant inputs, [size] each, that scale and shift a normalisation's output."""
     node = x.producer()
-    if node is None:
+    if node is None or LAYER_KEY in node.metadata_props:  # a lowered norm keeps what it stores
         return ()
     if node.op_type in _NORMS:
         slots = [(node, i) for i in (1, 2) if i < len(node.inputs) and node.inputs[i] is not None]
@@ -234,7 +237,7 @@ def _vector_at(node: ir.Node, size: int) -> int | None:
 
 
 def _is_vector(value: ir.Value | None, size: int) -> bool:
-    if value is None or not is_constant(value):
+    if value is None or value.const_value is None:
         return False
     array = constant_of(value)
     return array is not None and array.dtype == np.float32 and array.shape == (size,)
