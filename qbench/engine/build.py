@@ -20,6 +20,7 @@ from qbench.graph.model import Model, save_graph
 from qbench.graph.shapes import infer_shapes
 from qbench.lowering import lowering_for, unusable_clips
 from qbench.lowering.edit import LAYER_KEY
+from qbench.lowering.faults import quantizer_faults
 from qbench.lowering.islands import make_islands
 from qbench.lowering.rounding import rewritten_in
 from qbench.lowering.smooth import Readers, readers_of
@@ -56,6 +57,9 @@ def lower_graph(model: ir.Model, layers: Layers, plan: Plan) -> ir.Model:
         make_islands(graph, layers, formats, whole=high == "fp16")
     common_passes.RemoveUnusedNodesPass()(graph)
     share_tied(graph, layers)
+    faults = () if backend.contrib else quantizer_faults(graph)
+    if faults:
+        raise PlanError(f"{backend.name} would misread the graph: {'; '.join(faults[:3])}")
     return graph
 
 
