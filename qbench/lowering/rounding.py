@@ -241,7 +241,9 @@ class Rounder:
 
     def _least_value(self) -> ir.Value:
         if self._least is None:
-            self._least = self.editor.constant("least", np.array(-self.narrow.top, np.float32))
+            least = np.array(-self.narrow.top, np.float32)
+            self._least = self.editor.constant("least", least)
+            self.editor.stored_bytes -= least.nbytes  # no weight, and no scale of one
         return self._least
 
     def round_edges(self, use: Occurrence) -> None:
