@@ -29,12 +29,15 @@ from qbench.progress import Listener
 from qbench.records import Judgement, Plan, Status, SweepRecord, Verdict, to_dict
 from qbench.remedying import records_to_plan
 from qbench.repairs import repair
+from qbench.statistics import non_inferior
 from qbench.trials import Trials, names_of
 from qbench.workbench import Workbench
 
 #: Uniform engines: one format wherever it applies to a linear layer.
 UNIFORM = ("int8", "int8_dynamic", "w8a16", "w4a16")
 RANDOM = "random"
+#: Engines of the front that are timed again beside repaired ones.
+_CONTENDERS = 2
 BASELINES = (*UNIFORM, RANDOM)
 
 
@@ -84,7 +87,7 @@ def decide(work: Workbench, listener: Listener) -> Decision:
     offer = reprice(offer, prices, work.layers, work.backend)
     problem = replace(problem, options=offer.options)
     repaired = repair(trials, problem, measured, bounds, listener)
-    measured += repaired.measured
+    measured = _timed_together(trials, measured, repaired.measured, bounds)
     choice = choose(
         measured,
         Cost(judging.reference_report(work).bytes, 1.0),
@@ -133,6 +136,31 @@ def _tightened(
     found = trials.measure(named)
     trials.discard(named)
     return found
+
+
+def _timed_together(
+    trials: Trials, front_: Sequence[Measured], repaired: Sequence[Measured], bounds: Bounds
+) -> list[Measured]:
+    """Return all engines; those that may become the plan are timed again, in one run.
+
+    Repaired engines were timed later than the front: on a machine that others use too the two
+    would not compare.
+    """
+    margin = trials.judge.margin or 0.0
+
+    def may_be_chosen(m: Measured) -> bool:
+        fine = non_inferior(m.judgement.drop, margin) is Verdict.VERIFIED
+        return fine and not bounds.exceeded(m.cost)
+
+    late = [m for m in repaired if may_be_chosen(m)]
+    small = trials.work.config.plan.objective == "bytes"
+    early = sorted(
+        filter(may_be_chosen, front_), key=lambda m: m.cost.bytes if small else m.cost.seconds
+    )
+    if not late or not early:
+        return [*front_, *repaired]
+    again = {m.judgement.engine: m for m in trials.time_together([*early[:_CONTENDERS], *late])}
+    return [again.get(m.judgement.engine, m) for m in (*front_, *repaired)]
 
 
 def _spread(proposals: Sequence[Proposal]) -> list[Proposal]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,22 @@ class Trials:
         return [
             Measured(proposal, judgement, Cost(size, seconds[name].value))
             for name, proposal, size, judgement in built
+        ]
+
+    def time_together(self, measured: Sequence[Measured]) -> list[Measured]:
+        """Return engines that were measured at different times with times of one interleaved run.
+
+        They are built again: the same plan builds the same bytes.
+        """
+        named = {m.judgement.engine: m for m in measured}
+        try:
+            for name, own in named.items():
+                judging.build(self.work, name, self._plan(name, own.proposal.formats))
+            seconds = judging.time_engines(self.work, list(named))
+        finally:
+            self.discard(named)
+        return [
+            replace(m, cost=Cost(m.cost.bytes, seconds[name].value)) for name, m in named.items()
         ]
 
     def divergence_of(self, cells: Cells) -> float:
