@@ -12,7 +12,7 @@ from qbench import judging
 from qbench.executing import executor_for
 from qbench.progress import Listener
 from qbench.raced import describe_effort, racer_for
-from qbench.records import SweepRecord, to_dict
+from qbench.records import Status, SweepRecord, to_dict
 from qbench.runtime.ort import open_session
 from qbench.sensitivity.activations import Limits
 from qbench.sensitivity.executors import Assignment, Executor
@@ -85,7 +85,7 @@ def ready_sweep(work: Workbench, listener: Listener) -> Iterator[ReadySweep]:
     """
     ranges, task, batches = work.run.read_ranges(), work.task("sweep"), work.batches("sweep")
     work.run.start_journal(work.journal_key(batches_sha256(batches)))
-    known = {(r.layer, r.format): r for r in work.run.read_sweep()}
+    known = {(r.layer, r.format): r for r in work.run.read_sweep() if _counts(work, r)}
     cells = tuple((x.name, name) for x in work.chosen for name in work.config.sweep.formats)
     listener.stage("sweep: running the reference")
     one = replace(work.settings, threads=1)  # cells are measured side by side, a thread each
@@ -104,7 +104,8 @@ def ready_sweep(work: Workbench, listener: Listener) -> Iterator[ReadySweep]:
         rest = [cell for cell in pending if cell not in flight.records]
         looks = racer.pools.samples if racer else ()
         expected = forecast(runner.bench, flight, work.chosen, rest, looks)
-        _tell(work, flight, expected)
+        refused = sum(record.status is not Status.OK for record in known.values())
+        _tell(work, flight.chain_difference, refused, expected)
         check_limits(
             expected, work.config.sweep.memory_limit, shutil.disk_usage(work.run.path).free
         )
@@ -209,12 +210,17 @@ def _fly(
     return flight
 
 
-def _tell(work: Workbench, flight: Preflight, expected: Forecast) -> None:
+def _counts(work: Workbench, record: SweepRecord) -> bool:
+    """Whether a record of the journal stands; without a race one of some samples does not."""
+    return work.config.sweep.race or record.effort == "full" or record.status is not Status.OK
+
+
+def _tell(work: Workbench, difference: float, refused: int, expected: Forecast) -> None:
     work.run.write_run(
         {
             "preflight": {
-                "chain_difference": flight.chain_difference,
-                "refused": len(flight.records),
+                "chain_difference": difference,
+                "refused": refused,
                 "forecast": to_dict(expected),
             }
         }

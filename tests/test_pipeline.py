@@ -373,6 +373,12 @@ def test_a_raced_sweep_says_what_stopped(place: Path) -> None:
     assert again == {(r.layer, r.format): r for r in records}
     assert work.run.read_run()["sweep"]["not_reached"] == []
     work.run.unlock()
+    refused = work.run.read_run()["preflight"]["refused"]
+    full = start(configured(place, **{"run.id": "raced"}))  # the same run, and no race
+    assert any(r.effort != "full" for r in records)
+    assert {r.effort for r in sweep(full) if r.status is Status.OK} == {"full"}
+    assert full.run.read_run()["preflight"]["refused"] == refused
+    full.run.unlock()
 
 
 def test_a_time_budget_leaves_the_rest_and_says_so(place: Path) -> None:
