@@ -280,6 +280,7 @@ class BenchConfig(_Section):
 
     With ``sla_ms`` an open loop searches the highest rate that keeps it: ``sla_share`` of all
     requests within it, in trials of ``trial_s``. ``price_per_hour`` is the machine's.
+    ``fixed_size`` forms batches of that many requests instead of by tokens, to compare.
     """
 
     clients: Count = 16
@@ -288,6 +289,7 @@ class BenchConfig(_Section):
     max_wait_ms: Annotated[float, Field(ge=0)] = 5.0
     token_budget: Count = 256
     queue: Count = 256
+    fixed_size: Count | None = None
     sla_ms: Positive | None = None
     sla_share: Annotated[float, Field(gt=0, le=1)] = 0.99
     arrivals: Literal["poisson", "constant", "bursts", "trace"] = "poisson"

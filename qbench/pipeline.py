@@ -39,6 +39,7 @@ from qbench.runtime.loading import load_model
 from qbench.runtime.ort import open_session
 from qbench.serving.bench import BenchSettings, Workload
 from qbench.serving.bench import bench as serve_and_measure
+from qbench.sla import measure_sla
 from qbench.sweeping import all_cells, raced_cells, ready_sweep, tell_effort
 from qbench.tasks import Batch
 from qbench.tasks.padding import can_pad
@@ -298,7 +299,8 @@ def _record_verdict(work: Workbench, plan: Plan, judged: Judgement) -> None:
 def bench(work: Workbench, listener: Listener | None = None) -> BenchRun:
     """Measure the plan's engine and those beside it in the batcher, in one interleaved run.
 
-    A plan whose engine is neither faster under load nor smaller ends as ``no_gain``.
+    A plan whose engine is neither faster under load nor smaller ends as ``no_gain``. With an SLA
+    in the configuration the highest rate that keeps it is searched too.
     """
     listener = listener or Silence()
     _built_engine(work)
@@ -311,6 +313,7 @@ def bench(work: Workbench, listener: Listener | None = None) -> BenchRun:
         token_budget=how.token_budget,
         max_wait_ms=how.max_wait_ms,
         queue=how.queue,
+        fixed_size=how.fixed_size,
         max_padding=0.2 if can_pad(work.model.inputs) else 0.0,
         seed=work.config.run.seed,
     )
@@ -324,6 +327,8 @@ def bench(work: Workbench, listener: Listener | None = None) -> BenchRun:
     )
     work.run.write_bench(result)
     judging.record_gain(work, result)
+    if how.sla_ms is not None:
+        measure_sla(work, result, listener)
     return result
 
 

@@ -11,7 +11,7 @@ from qbench.config import BenchConfig
 from qbench.errors import ConfigError
 from qbench.judging import PLAN, REFERENCE
 from qbench.progress import Listener
-from qbench.records import BenchRun, Verdict, to_dict
+from qbench.records import BenchRun, Verdict, from_dict, to_dict
 from qbench.serving.arrivals import Arrivals, Process, read_trace
 from qbench.serving.bench import Workload, cores
 from qbench.serving.gates import BreakerRules
@@ -71,6 +71,12 @@ def measure_sla(work: Workbench, closed: BenchRun, listener: Listener) -> Servin
     return verdict
 
 
+def verdict_under_load(work: Workbench) -> ServingVerdict | None:
+    """Return what the last search of a run came to, if there was one."""
+    said = work.run.read_run().get("serving")
+    return None if said is None else from_dict(ServingVerdict, said)
+
+
 def arrivals_for(how: BenchConfig) -> Callable[[float], Arrivals]:
     """Return what makes the schedule of a rate.
 
@@ -97,6 +103,7 @@ def _serve(work: Workbench, name: str) -> Service:
         threads_per_lane=1,
         token_budget=how.token_budget,
         max_wait_ms=how.max_wait_ms,
+        fixed_size=how.fixed_size,
         queue=how.queue,
         max_padding=0.2 if can_pad(work.model.inputs) else 0.0,
         pad_id=work.tokenizer.pad_id,

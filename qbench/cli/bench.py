@@ -23,6 +23,7 @@ _OPTIONS = {
     "seconds": "bench.seconds",
     "token_budget": "bench.token_budget",
     "max_wait_ms": "bench.max_wait_ms",
+    "fixed_size": "bench.fixed_size",
     "sla_ms": "bench.sla_ms",
     "arrivals": "bench.arrivals",
     "trace": "bench.trace",
@@ -49,6 +50,9 @@ Examples:
 @click.option("--seconds", type=float, metavar="S", help="Measured seconds of a slice.")
 @click.option("--token-budget", type=int, metavar="N", help="Padded tokens of a batch.")
 @click.option("--max-wait-ms", type=float, metavar="MS", help="Longest wait for a fuller batch.")
+@click.option(
+    "--fixed-size", type=int, metavar="N", help="Batches of N in order of arrival, to compare."
+)
 @click.option(
     "--sla-ms",
     type=float,
@@ -78,7 +82,7 @@ def command(run: str, save_baseline: str | None, against: str | None, **options:
     from qbench.errors import InputError
     from qbench.pipeline import bench
     from qbench.serving.baseline import read_baseline
-    from qbench.sla import arrivals_for, measure_sla
+    from qbench.sla import arrivals_for, verdict_under_load
     from qbench.workbench import Workbench
 
     before = None if against is None else read_baseline(Path(against))
@@ -95,7 +99,7 @@ def command(run: str, save_baseline: str | None, against: str | None, **options:
     arrivals_for(how)  # an unreadable trace is said before anything is measured
     with ProgressBars() as bars:
         measured = bench(work, bars)
-        verdict = None if how.sla_ms is None else measure_sla(work, measured, bars)
+    verdict = None if how.sla_ms is None else verdict_under_load(work)
     changes = _compare(work, measured, before, save_baseline)
     return _answer(work, verdict, changes)
 

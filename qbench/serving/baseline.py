@@ -27,6 +27,7 @@ KEYS = (
     "max_wait_ms",
     "max_padding",
     "max_batch",
+    "fixed_size",
     "queue",
 )
 #: Numbers of an engine that are compared.

@@ -80,6 +80,7 @@ class BenchSettings:
         queue: Most requests in the queue.
         max_padding: Largest share of padding in a batch.
         max_batch: Most requests of a batch, or ``None``.
+        fixed_size: Batches of so many requests in order of arrival instead, or ``None``.
         threads_per_lane: Threads of each lane.
         lanes: Lanes; ``None`` for as many as the cores carry.
         seed: Seed of the order of requests and engines.
@@ -94,6 +95,7 @@ class BenchSettings:
     queue: int = 256
     max_padding: float = 0.2
     max_batch: int | None = None
+    fixed_size: int | None = None
     threads_per_lane: int = 1
     lanes: int | None = None
     seed: int = 0
@@ -124,6 +126,7 @@ class BenchSettings:
             queue=self.queue,
             max_padding=self.max_padding,
             max_batch=self.max_batch,
+            fixed_size=self.fixed_size,
             lanes=self.lane_count,
         )
 
