@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from qbench.errors import unknown_name
-from qbench.records import Treatment
+from qbench.records import PlanLayer, Treatment
 
 #: Formats that each remedy is for.
 REMEDIES: Mapping[str, tuple[str, ...]] = {
@@ -19,6 +19,23 @@ REMEDIES: Mapping[str, tuple[str, ...]] = {
 }
 #: Block sizes that ``block`` tries.
 BLOCKS = (32, 64, 128)
+
+
+def in_use(row: PlanLayer) -> Treatment | None:
+    """Return the treatment of a plan's layer; ``None`` where its format is not one it is for.
+
+    A person edits formats: a treatment of the format that was planned then does nothing.
+    """
+    own = row.treatment
+    return own if own is not None and row.format in REMEDIES.get(own.remedy, ()) else None
+
+
+def check_row(row: PlanLayer) -> str | None:
+    """Return what is wrong with the treatment of a plan's layer, or ``None``."""
+    own = row.treatment
+    if own is None or (own.remedy in REMEDIES and in_use(row) is None):
+        return None
+    return check_treatment(own, row.format)
 
 
 def check_treatment(treatment: Treatment, format_name: str) -> str | None:

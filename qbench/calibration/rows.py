@@ -14,7 +14,7 @@ from qbench.calibration.layout import Array
 from qbench.calibration.targets import Target
 
 #: Rows that are kept of a tensor.
-ROWS = 256
+ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True, eq=False)

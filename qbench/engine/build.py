@@ -26,6 +26,7 @@ from qbench.lowering.rounding import rewritten_in
 from qbench.lowering.smooth import Readers, readers_of
 from qbench.lowering.treated import treated
 from qbench.records import Layer, Layers, Plan, PlanLayer, Rewritten, Status
+from qbench.remedies import in_use
 
 ENGINE_FILE = "engine.onnx"
 
@@ -49,7 +50,7 @@ def lower_graph(model: ir.Model, layers: Layers, plan: Plan) -> ir.Model:
     for layer in layers.layers:  # in the model's order, whatever the plan's
         asked = entries.get(layer.name)
         if asked is not None and not _is_kept(asked.format, backend):
-            readers = readers_of(layer, layers, plan, high) if asked.treatment else None
+            readers = readers_of(layer, layers, plan, high) if in_use(asked) else None
             _lower(graph, layer, asked, backend, readers)
     if backend.variant is Variant.ISLANDS:
         _check_halves(graph, layers, {name for name, e in entries.items() if e.format == "fp16"})
@@ -85,7 +86,7 @@ def _lower(
     if status is not Status.OK:
         raise PlanError(f"layer {entry.name!r} cannot be {entry.format}: {reason}")
     plain = lowering_for(entry.format, entry.block, backend)
-    lowering = treated(plain, entry.treatment, readers)
+    lowering = treated(plain, in_use(entry), readers)
     refusal = lowering.requires(graph, layer)
     if refusal is not None:
         raise PlanError(f"layer {entry.name!r} cannot be {entry.format}: {refusal.reason}")

@@ -23,7 +23,8 @@ from qbench.lowering.linear import (
     linear_forms,
     present,
 )
-from qbench.records import Edge, Kind, Layer, Layers, Occurrence, Plan
+from qbench.records import Edge, Kind, Layer, Layers, Occurrence, Plan, PlanLayer
+from qbench.remedies import in_use
 
 Vector = npt.NDArray[np.float32]
 
@@ -69,8 +70,7 @@ def readers_of(layer: Layer, layers: Layers, plan: Plan, high: str) -> Readers:
         high: Name of the high precision.
     """
     rows = {row.name: row for row in plan.layers}
-    own = rows[layer.name].treatment
-    scale = own.vectors.get("scale") if own is not None else None
+    scale = _scale_of(rows[layer.name])
     kept: set[str] = set()
     same: set[str] = set()
     for other in layers.layers:
@@ -79,9 +79,14 @@ def readers_of(layer: Layer, layers: Layers, plan: Plan, high: str) -> Readers:
             continue
         if row.format == high and FORMATS[high].weight_bits == 32:  # it is lowered no further
             kept.update(other.nodes)
-        elif row.treatment is not None and row.treatment.vectors.get("scale") == scale:
+        elif scale is not None and _scale_of(row) == scale:
             same.update(other.nodes)
     return Readers(frozenset(kept), frozenset(same))
+
+
+def _scale_of(row: PlanLayer) -> str | None:
+    treatment = in_use(row)
+    return None if treatment is None else treatment.vectors.get("scale")
 
 
 def product_weight(model: ir.Model, layer: Layer) -> Vector | str:

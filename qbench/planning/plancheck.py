@@ -16,7 +16,7 @@ from qbench.formats import format_named
 from qbench.planning.costs import fused_layers, ties_of
 from qbench.planning.targets import missing_on
 from qbench.records import Kind, Layer, Layers, Plan, PlanLayer, Status
-from qbench.remedies import check_treatment
+from qbench.remedies import check_row
 
 if TYPE_CHECKING:
     from jsonschema import ValidationError
@@ -154,7 +154,7 @@ def _row_problems(row: PlanLayer, backend: Backend, layer: Layer | None) -> Iter
     for what, number in numbers.items():
         if number is not None and not math.isfinite(number):
             yield f"layer {row.name!r}: {what} is {number}; a finite number is needed"
-    wrong = check_treatment(row.treatment, row.format) if row.treatment is not None else None
+    wrong = check_row(row)
     if wrong:
         yield f"layer {row.name!r}: {wrong}"
     if not format_named(row.format).needs_range:

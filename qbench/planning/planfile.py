@@ -21,6 +21,7 @@ from qbench.errors import PlanError
 from qbench.formats import format_named
 from qbench.planning.plancheck import check_document, check_plan
 from qbench.records import Kind, Layers, Plan, PlanLayer, from_dict, to_dict
+from qbench.remedies import in_use
 from qbench.storage import atomic_write
 from qbench.yamlfile import read_yaml
 
@@ -35,7 +36,8 @@ _HEADER = """\
 # `reason`, `divergence`, `alternatives`, `predicted`, `measured` and `verified` are evidence for
 # the formats as they were planned: they do not change the engine, an edit does not update them.
 # `clips` are the calibrated ranges that int8 needs; they are listed wherever they are known.
-# `treatment` is a remedy: a clip or a scale of its own. Delete it to lower the layer plainly.
+# `treatment` is a remedy for the format that was planned: a clip or a scale of its own. With
+# another format it does nothing; delete it to lower the layer plainly.
 # Every layer must stay listed, under its own name. Schema: qbench/schemas/plan-1.schema.json
 """
 
@@ -123,9 +125,9 @@ def _determining(row: PlanLayer) -> list[Any]:
     clips = sorted(row.clips.items()) if format_named(row.format).needs_range else []
     content = [row.name, row.format, [[tensor, float(clip)] for tensor, clip in clips]]
     block: list[Any] = [] if row.block is None else [row.block]
-    if row.treatment is None:
+    own = in_use(row)
+    if own is None:
         return [*content, *block]
-    own = row.treatment
     return [
         *content,
         *block,

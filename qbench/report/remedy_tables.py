@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from qbench.records import Cause, Plan, Status, SweepRecord
+from qbench.remedies import in_use
 from qbench.report.presentation import Column, Shown, est, num, show, text
 from qbench.report.tables import estimate_columns
 from qbench.report.wording import counted, listed, number
@@ -65,7 +66,7 @@ def remedies_table(
             record.variant
         )
         own = planned.get(record.layer)
-        row["planned"] = own is not None and own.treatment == record.treatment
+        row["planned"] = own is not None and in_use(own) == record.treatment
         rows.append(row)
     return pd.DataFrame(rows, columns=list(REMEDY_COLUMNS))
 
@@ -157,7 +158,7 @@ def remedy_words(
             f", most of all {row['layer']} in {row['format']}: {row['remedy']} brings its "
             f"divergence from {number(row['plain'], 2)} to {number(row['divergence'], 2)}"
         )
-    planned = [row.treatment.variant for row in plan.layers if row.treatment] if plan else []
+    planned = [own.variant for row in plan.layers if (own := in_use(row))] if plan else []
     if planned:
         words += f". The plan uses {counted(planned)}"
     return words + "."

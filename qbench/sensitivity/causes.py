@@ -1,8 +1,9 @@
 """Why a layer suffers in a format: causes with their evidence, from ranges, weights and cells.
 
 Pure: nothing is run. A cause is named where a number stands out, and only for a cell that is in
-trouble: its divergence is several times that of the format's usual cell, its local error is large,
-or it is invalid. A cell in trouble for which nothing stands out gets no cause.
+trouble: its divergence is several times that of the usual cell of its kind and format, its local
+error is large, or it is invalid. Amplification is named where nothing of the layer's own stands
+out. A cell in trouble for which nothing stands out at all gets no cause.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class _Usual:
-    """Medians over the cells of one format."""
+    """Medians over the cells of one kind and format."""
 
     divergence: float
     sqnr_db: float
@@ -97,13 +98,15 @@ def find_causes(records: Iterable[SweepRecord], evidence: Evidence) -> tuple[Cau
     """
     cells = list(records)
     layers = {layer.name: layer for layer in evidence.layers}
-    usual = {form: _usual_of(cells, form) for form in {record.format for record in cells}}
+    alike = {(record.kind, record.format) for record in cells}
+    usual = {pair: _usual_of(cells, pair) for pair in alike}
     found: list[Cause] = []
     for record in cells:
         layer = layers.get(record.layer)
         if layer is not None:
-            own = _causes_of(record, layer, evidence, usual[record.format])
-            found += sorted(own, key=lambda cause: -cause.strength)
+            middle = usual[record.kind, record.format]
+            own = sorted(_own_causes(record, layer, evidence, middle), key=lambda c: -c.strength)
+            found += own or _amplified(record, middle)
     return tuple(found)
 
 
@@ -134,12 +137,12 @@ def weight_facts(layer: str, weight: npt.NDArray[np.float32]) -> WeightFacts:
     )
 
 
-def _usual_of(cells: Sequence[SweepRecord], form: str) -> _Usual | None:
-    """Return the medians of a format; ``None`` where too few cells make none."""
+def _usual_of(cells: Sequence[SweepRecord], pair: tuple[Kind, str]) -> _Usual | None:
+    """Return the medians of a kind in a format; ``None`` where too few cells make none."""
     own = [
         (record.divergence.value, record.sqnr_db)
         for record in cells
-        if record.format == form
+        if (record.kind, record.format) == pair
         and record.status is Status.OK
         and record.divergence is not None
         and record.sqnr_db is not None
@@ -151,7 +154,7 @@ def _usual_of(cells: Sequence[SweepRecord], form: str) -> _Usual | None:
     return _Usual(*(float(np.median(values)) for values in (divergence, sqnr, amplified)))
 
 
-def _causes_of(
+def _own_causes(
     record: SweepRecord, layer: Layer, evidence: Evidence, usual: _Usual | None
 ) -> Iterator[Cause]:
     form = FORMATS[record.format]
@@ -169,7 +172,6 @@ def _causes_of(
             yield from _clipped(record, evidence, tensors)
     if layer.kind in (Kind.LINEAR, Kind.CONV, Kind.EMBEDDING):
         yield from _weights(record, evidence)
-    yield from _amplified(record, usual)
 
 
 def _in_trouble(record: SweepRecord, usual: _Usual | None) -> bool:
@@ -243,21 +245,22 @@ def _weights(record: SweepRecord, evidence: Evidence) -> Iterator[Cause]:
         yield _cause(record, CauseName.WEIGHT_OUTLIERS, words, ratio / limit)
 
 
-def _amplified(record: SweepRecord, usual: _Usual | None) -> Iterator[Cause]:
+def _amplified(record: SweepRecord, usual: _Usual | None) -> list[Cause]:
     """Find cells whose own error is usual and whose divergence is large for it."""
     if usual is None or record.sqnr_db is None or record.divergence is None:
-        return
+        return []
     amplification = record.divergence.value * 10 ** (record.sqnr_db / 10)
     large = record.divergence.value > TROUBLE * usual.divergence
     if not large or record.sqnr_db < usual.sqnr_db - NEAR_DB or usual.amplification <= 0:
-        return
+        return []
     ratio = amplification / usual.amplification
     if ratio >= AMPLIFIED:
         words = (
             f"its own error is no larger than usual ({record.sqnr_db:.1f} dB, the median is "
             f"{usual.sqnr_db:.1f}) and diverges {ratio:.0f} times as much as elsewhere"
         )
-        yield _cause(record, CauseName.AMPLIFICATION, words, ratio / AMPLIFIED)
+        return [_cause(record, CauseName.AMPLIFICATION, words, ratio / AMPLIFIED)]
+    return []
 
 
 def _cause(record: SweepRecord, name: CauseName, words: str, strength: float) -> Cause:

@@ -9,7 +9,6 @@ import pytest
 from qbench.backends import BACKENDS
 from qbench.calibration.collect import calibrate
 from qbench.engine.build import lower_graph
-from qbench.errors import PlanError
 from qbench.graph.layers import find_layers
 from qbench.records import Kind, Layers, Plan, PlanLayer, Treatment
 from qbench.records.packed import pack, unpack
@@ -93,7 +92,8 @@ def test_a_scale_goes_into_the_norm_where_the_plan_allows(
     assert ir.to_proto(again).SerializeToString() == ir.to_proto(graph).SerializeToString()
 
 
-def test_a_treatment_of_another_format_stops_the_build(decoder: Decoder) -> None:
-    plan = decoder.plan({QKV[0]: "w8a16"}, QKV[:1])
-    with pytest.raises(PlanError, match="is for int8, and the format is w8a16"):
-        lower_graph(decoder.model, decoder.layers, plan)
+def test_a_treatment_of_another_format_does_nothing(decoder: Decoder) -> None:
+    formats = {QKV[0]: "w8a16", QKV[1]: "int8"}
+    edited = lower_graph(decoder.model, decoder.layers, decoder.plan(formats, QKV[:1]))
+    plain = lower_graph(decoder.model, decoder.layers, decoder.plan(formats, ()))
+    assert ir.to_proto(edited).SerializeToString() == ir.to_proto(plain).SerializeToString()

@@ -64,7 +64,6 @@ def test_what_a_treatment_holds_is_in_the_hash() -> None:
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
-        (("format: int8", "format: w8a16"), "is for int8, and the format is w8a16"),
         (("smoothquant:0.5", "smoothqant:0.5"), "did you mean 'smoothquant'"),
         (("variant: ", "varant: "), "unknown key 'varant'"),
         (("1.5", "-1.5"), "got -1.5"),
@@ -79,6 +78,15 @@ def test_a_wrong_edit_is_told(tmp_path: Path, edit: tuple[str, str], words: str)
     with pytest.raises(PlanError) as told:
         read_plan(path)
     assert words in str(told.value)
+
+
+def test_with_another_format_a_treatment_does_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    write_plan(plan(), path)
+    path.write_text(path.read_text().replace("format: int8", "format: w8a16"))
+    edited = read_plan(path)
+    assert edited.layers[0].treatment == SCALE
+    assert plan_sha256(edited) == plan_sha256(plan("w8a16", None))
 
 
 def test_a_reason_names_the_remedy() -> None:
