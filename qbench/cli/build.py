@@ -49,10 +49,14 @@ def command(run: str, plan_file: str | None, out: str | None) -> Answer:
 
 
 def _show(console: Console, report: EngineReport) -> None:
+    from qbench.report.wording import rewritten_words
+
     console.print(f"engine: {report.path} ({report.bytes / 1e6:.1f} MB)", markup=False)
     console.print(f"asked for: {_counts(report.asked)}", markup=False)
     console.print(f"realised:  {_counts(report.realised)}", markup=False)
     console.print(f"self-test: {report.self_test}", markup=False)
+    if report.rewritten:
+        console.print(f"masks:     {rewritten_words(report.rewritten)}", markup=False)
     for fallback in report.fallbacks:
         console.print(
             f"fallback: {fallback.layer} {fallback.asked} → {fallback.realised}: {fallback.reason}",

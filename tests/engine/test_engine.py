@@ -12,7 +12,14 @@ import onnx_ir as ir
 import pytest
 
 from qbench.backends import BACKENDS
-from qbench.engine.build import asked_formats, file_facts, label_nodes, lower_graph, write_engine
+from qbench.engine.build import (
+    asked_formats,
+    file_facts,
+    label_nodes,
+    lower_graph,
+    rewritten_constants,
+    write_engine,
+)
 from qbench.engine.realised import read_realised
 from qbench.engine.selftest import self_test
 from qbench.errors import MeasurementError, PlanError
@@ -197,9 +204,9 @@ def test_layers_of_one_engine_multiply_in_int8_and_in_floating_point(encoder, tm
         return realised.kernels, next(iter(outputs(path, TOKENS).values()))
 
     kernels, both = engine(
-        lambda _, x: {True: "w4a8", False: "w4a16"}[x.name in eight]
-        if x.kind is Kind.LINEAR
-        else "fp32",
+        lambda _, x: (
+            {True: "w4a8", False: "w4a16"}[x.name in eight] if x.kind is Kind.LINEAR else "fp32"
+        ),
         "both",
     )
     assert kernels["MatMulNBits(int8)"] == len(eight)
@@ -438,3 +445,12 @@ def test_a_weight_beyond_fp16_is_no_island(encoder, monkeypatch) -> None:
         lower_graph(model, layers, plan)
     kept = [replace(e, format="fp32") if e.name == layer.name else e for e in plan.layers]
     lower_graph(model, layers, replace(plan, layers=tuple(kept)))
+
+
+def test_constants_of_masks_that_an_engine_rewrites_are_listed(encoder) -> None:
+    layers = find_layers(encoder.ir)
+    plan = plan_of(encoder, lambda _, x: "fp16" if x.kind is Kind.SOFTMAX else "fp32")
+    found = rewritten_constants(layers, plan)
+    assert [item.layer for item in found] == [x.name for x in layers.layers if x.masks]
+    assert {(item.value, item.becomes) for item in found} == {(np.finfo("f4").min, -65504.0)}
+    assert rewritten_constants(layers, plan_of(encoder, lambda *_: "fp32")) == ()
