@@ -9,6 +9,11 @@ PIP_ARGS ?=
 # Options for pytest, for example PYTEST_ARGS="-k config -x".
 PYTEST_ARGS ?=
 
+# A whole Triton server for one test. Without its dependencies: it wants an older NumPy, and the
+# test starts the server alone.
+TRITON := nvidia-pytriton==0.7.0
+
+comma := ,
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PINS := pyproject.toml constraints.txt
@@ -55,4 +60,5 @@ $(VENV)/.installed-dev: EXTRAS = cpu,demo,dev,ray,serve,triton
 $(VENV)/.installed-notebook: EXTRAS = cpu,demo,notebook
 $(VENV)/.installed-%: $(PINS) | $(BIN)/python
 	$(PIP) install $(PIP_ARGS) -c constraints.txt -e '.[$(EXTRAS)]'
+	$(if $(filter triton,$(subst $(comma), ,$(EXTRAS))),$(PIP) install $(PIP_ARGS) --no-deps $(TRITON) || echo "no Triton server for this platform: its test is skipped" >&2)
 	@touch $@

@@ -30,7 +30,7 @@ class LazyGroup(click.Group):
         """Import a command, or return ``None`` if there is none of that name."""
         if cmd_name not in self.commands_by_name:
             return None
-        module = importlib.import_module(f"{self.package}.{cmd_name}")
+        module = importlib.import_module(f"{self.package}.{cmd_name.replace('-', '_')}")
         command: click.Command = module.command
         return command
 

@@ -35,6 +35,7 @@ COMMANDS = {
     "verify": "Verify an engine on samples that nothing else saw.",
     "bench": "Measure engines under load in the batcher.",
     "serve": "Serve an engine over HTTP: Open Inference Protocol v2, texts, and metrics.",
+    "export-triton": "Write an engine as a model repository for Triton.",
     "report": "Write the report of a run: one self-contained page that needs no network.",
     "doctor": "Say what is installed, what can run here, and what is missing.",
 }

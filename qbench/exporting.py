@@ -1,0 +1,93 @@
+"""From what a user gave to a model repository for Triton."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from qbench.engine.triton import Repository, write_repository
+from qbench.engine.tritonconfig import Platform, TritonModel, TritonOptions
+from qbench.errors import InputError, ModelError
+from qbench.graph.model import TensorSpec
+from qbench.hosting import describe
+from qbench.servable import Servable
+
+_PLAN_ENDS = (".plan", ".engine", ".trt")
+
+
+@dataclass(frozen=True, slots=True)
+class ExportRequest:
+    """What to export beside the options of Triton.
+
+    Attributes:
+        options: How Triton shall serve it.
+        plan_file: The serialized TensorRT engine; by default the one beside the ONNX file.
+        warmup: Whether Triton runs a few batches before it is ready.
+    """
+
+    options: TritonOptions
+    plan_file: Path | None = None
+    warmup: bool = True
+
+
+def platform_of(servable: Servable) -> Platform:
+    """Return what runs an engine of its backend in Triton."""
+    tensorrt = servable.backend.name.startswith("tensorrt")
+    return Platform.TENSORRT if tensorrt else Platform.ONNXRUNTIME
+
+
+def export_triton(
+    servable: Servable, request: ExportRequest, folder: Path, force: bool = False
+) -> Repository:
+    """Write an engine as a model repository, and return what was written.
+
+    The engine is run first: a graph that does not batch is told before anything is written.
+
+    Raises:
+        ModelError: If the graph has no batch dimension, does not run, or the TensorRT engine is
+            not there.
+        InputError: If the folder exists, or an option is out of its range.
+    """
+    _, contract = describe(servable)
+    shapes = {}
+    for tensor in (*contract.inputs, *contract.outputs):
+        batch = 1 if contract.one_row else None
+        shapes[tensor.name] = TensorSpec(tensor.name, tensor.dtype, (batch, *tensor.dims))
+    rows: dict[str, np.ndarray] = {}
+    if request.warmup:
+        sample = contract.sample(contract.fixed_length or contract.longest or 1)
+        rows = {one.name: np.asarray(sample[one.key], one.dtype) for one in contract.inputs}
+    model = TritonModel(
+        servable.path,
+        tuple(shapes[one.name] for one in contract.inputs),
+        tuple(shapes[one.name] for one in contract.outputs),
+        rows,
+        _plan_file(servable, request),
+    )
+    return write_repository(model, request.options, folder, force)
+
+
+def _plan_file(servable: Servable, request: ExportRequest) -> Path | None:
+    """Return the serialized TensorRT engine, where the platform needs one."""
+    given = request.plan_file
+    if request.options.platform is not Platform.TENSORRT:
+        if given is not None:
+            raise InputError("--plan-file belongs to --platform tensorrt_plan")
+        return None
+    if given is not None:
+        if not given.is_file():
+            raise InputError(f"--plan-file: there is no file {str(given)!r}")
+        return given
+    found = sorted(
+        path for path in servable.path.parent.iterdir() if path.suffix.lower() in _PLAN_ENDS
+    )
+    if len(found) != 1:
+        told = ", ".join(path.name for path in found) or "none"
+        raise ModelError(
+            f"tensorrt_plan needs one serialized TensorRT engine beside {servable.path}, found: "
+            f"{told}; build it on the GPU that will serve (trtexec --onnx={servable.path.name} "
+            "--saveEngine=engine.plan), or name it with --plan-file"
+        )
+    return found[0]

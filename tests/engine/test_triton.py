@@ -1,0 +1,235 @@
+"""Model repositories: what they say, what is checked, and that a real Triton serves them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from qbench.cli.main import run_command_line
+from qbench.engine.tritoncheck import problems_of
+from qbench.errors import MissingDependencyError
+from qbench.graph.model import save_graph
+from qbench.runtime.ort import SessionSettings, open_session
+from qbench.testing.graphs import Sketch, tiny_convnet, tiny_encoder
+from qbench.testing.tritonserver import find_server, running_triton
+
+pytest.importorskip("tritonclient", reason="needs the extra 'triton'")
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an encoder with external data, in a folder of its own."""
+    folder = tmp_path_factory.mktemp("mine")
+    save_graph(tiny_encoder(hidden=64), folder / "engine.onnx")
+    assert (folder / "engine.onnx.data").is_file()
+    return folder
+
+
+def export(*arguments: object) -> int:
+    return run_command_line(["export-triton", *map(str, arguments)])
+
+
+@pytest.fixture
+def repository(engine: Path, tmp_path: Path) -> Path:
+    assert export(engine, tmp_path / "models", "--name", "mine", "--max-batch", 8) == 0
+    return tmp_path / "models"
+
+
+def test_the_files_lie_where_triton_looks(repository: Path) -> None:
+    found = {str(p.relative_to(repository)) for p in repository.rglob("*") if p.is_file()}
+    assert found == {
+        "mine/config.pbtxt",
+        "mine/1/model.onnx",
+        "mine/1/engine.onnx.data",
+        "mine/warmup/input_ids.bin",
+        "mine/warmup/attention_mask.bin",
+    }
+    settings = SessionSettings(threads=1)
+    with open_session(repository / "mine" / "1" / "model.onnx", settings) as session:
+        assert session.inputs[0].name == "input_ids"
+
+
+def test_the_configuration_says_what_was_asked_for(repository: Path) -> None:
+    from google.protobuf import text_format
+
+    from qbench.engine.tritonconfig import model_config_messages
+
+    messages = model_config_messages()
+    text = (repository / "mine" / "config.pbtxt").read_text()
+    config = text_format.Parse(text, messages.ModelConfig())
+    assert (config.name, config.platform, config.max_batch_size) == ("mine", "onnxruntime_onnx", 8)
+    assert [(t.name, list(t.dims)) for t in config.input] == [
+        ("input_ids", [-1]),
+        ("attention_mask", [-1]),
+    ]
+    batching = config.dynamic_batching
+    assert list(batching.preferred_batch_size) == [2, 4, 8]
+    assert batching.max_queue_delay_microseconds == 5000
+    assert (batching.priority_levels, batching.default_priority_level) == (2, 1)
+    assert batching.default_queue_policy.max_queue_size == 256
+    assert batching.priority_queue_policy[2].allow_timeout_override
+    assert [warm.batch_size for warm in config.model_warmup] == [1, 8]
+    assert config.instance_group[0].kind == messages.ModelInstanceGroup.Kind.Value("KIND_CPU")
+    assert problems_of(repository / "mine") == []
+
+
+def replaced(old: str, new: str) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        path = folder / "config.pbtxt"
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new, 1))
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (replaced('name: "mine"', 'name: "other"'), "the folder 'mine'"),
+        (replaced('platform: "onnxruntime_onnx"', 'platform: "onnx"'), "platform"),
+        (replaced("max_batch_size: 8", "max_batch_size: 4"), "over max_batch_size"),
+        (replaced("max_batch_size: 8", "max_batch_size: 0"), "1 or more"),
+        (replaced("max_batch_size", "max_batch"), "no field named"),
+        (replaced('name: "input_ids"', 'name: "input_id"'), "is not in the graph"),
+        (replaced("TYPE_INT64", "TYPE_INT32"), "TYPE_INT64 in the graph"),
+        (replaced("TYPE_INT64", "TYPE_INT65"), "cannot be read"),
+        (replaced("dims: -1", "dims: -1\n  dims: 3"), "dims"),
+        (replaced("dims: 64", "dims: 63"), "'embedding' has dims"),
+        (replaced("default_priority_level: 1", "default_priority_level: 3"), "no level"),
+        (replaced("key: 2", "key: 3"), "names level 3 of 2"),
+        (replaced("kind: KIND_CPU", "kind: KIND_CPU\n  gpus: 0"), "names GPUs"),
+        (lambda folder: (folder / "1" / "engine.onnx.data").unlink(), "engine.onnx.data"),
+        (lambda folder: (folder / "1" / "model.onnx").unlink(), "model.onnx is missing"),
+        (lambda folder: shutil.rmtree(folder / "1"), "no version folder"),
+        (lambda folder: (folder / "warmup" / "input_ids.bin").unlink(), "warm-up data"),
+        (lambda folder: (folder / "config.pbtxt").unlink(), "cannot be read"),
+    ],
+)
+def test_what_does_not_fit_is_found(
+    repository: Path, edit: Callable[[Path], None], words: str
+) -> None:
+    edit(repository / "mine")
+    assert any(words in problem for problem in problems_of(repository / "mine"))
+
+
+def test_a_folder_that_exists_is_kept_unless_forced(engine: Path, tmp_path: Path, capsys) -> None:
+    target = tmp_path / "models"
+    (target / "other").mkdir(parents=True)
+    assert export(engine, target, "--name", "mine") == 2
+    assert "--force" in capsys.readouterr().err and not (target / "mine").exists()
+    for batch in (8, 4):
+        assert export(engine, target, "--name", "mine", "--force", "--max-batch", batch) == 0
+        assert f"max_batch_size: {batch}" in (target / "mine" / "config.pbtxt").read_text()
+    assert (target / "other").is_dir()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["models"]
+
+
+def fixed_batch(size: int) -> ir.Model:
+    s = Sketch(0)
+    x = s.input("x", ir.DataType.FLOAT, (size, 4))
+    return s.model(y=s.op("Relu", x))
+
+
+def no_batch() -> ir.Model:
+    s = Sketch(0)
+    x = s.input("x", ir.DataType.FLOAT, ("length", 4))
+    return s.model(y=s.op("ReduceSum", x, s.ints(0), keepdims=0))
+
+
+@pytest.mark.parametrize("graph", [fixed_batch(1), fixed_batch(3), no_batch()])
+def test_a_graph_without_a_batch_is_one_clear_error(graph: ir.Model, tmp_path, capsys) -> None:
+    save_graph(graph, tmp_path / "x.onnx")
+    assert export(tmp_path / "x.onnx", tmp_path / "models") == 2
+    told = capsys.readouterr().err
+    assert "batch" in told and told.count("error:") == 1
+    assert not (tmp_path / "models").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--max-batch", "0"], "max_batch"),
+        (["--preferred", "32"], "preferred batch size 32"),
+        (["--instances", "0"], "instances"),
+        (["--name", "a/b"], "name"),
+        (["--platform", "tensorrt_plan"], "trtexec"),
+        (["--plan-file", "x.plan"], "--platform"),
+        (["--platform", "tensorrt_plan", "--plan-file", "missing.plan"], "no file"),
+        (["--platform", "tensorrt_plan", "--cpu"], "GPUs"),
+    ],
+)
+def test_bad_options_are_one_clear_error(
+    engine: Path, tmp_path: Path, arguments: list[str], words: str, capsys
+) -> None:
+    assert export(engine, tmp_path / "models", *arguments) == 2
+    assert words in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tensorrt_engines_are_placed_and_described(engine: Path, tmp_path: Path, capsys) -> None:
+    plan = tmp_path / "built.plan"
+    plan.write_bytes(b"a serialized engine")
+    arguments = ["--platform", "tensorrt_plan", "--plan-file", plan, "--name", "trt", "--json"]
+    assert export(engine, tmp_path / "models", *arguments) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["platform"] == "tensorrt_plan" and "trt/1/model.plan" in told["files"]
+    assert (tmp_path / "models/trt/1/model.plan").read_bytes() == b"a serialized engine"
+    text = (tmp_path / "models/trt/config.pbtxt").read_text()
+    assert "KIND_GPU" in text and "intra_op_thread_count" not in text
+    assert problems_of(tmp_path / "models/trt", engine / "engine.onnx") == []
+
+
+@pytest.mark.slow
+def test_a_real_triton_serves_what_was_written(engine: Path, tmp_path: Path) -> None:
+    try:
+        find_server()
+    except MissingDependencyError as error:
+        if os.environ.get("CI"):
+            pytest.fail(f"the CI must have a Triton server: {error}")
+        pytest.skip(str(error))
+    http = pytest.importorskip("tritonclient.http")
+    save_graph(tiny_convnet(), tmp_path / "images.onnx")
+    models = tmp_path / "models"
+    assert export(engine, models, "--name", "mine", "--max-batch", 8, "--instances", 2) == 0
+    assert export(tmp_path / "images.onnx", models, "--name", "images", "--force") == 0
+    rng = np.random.default_rng(0)
+    settings = SessionSettings(threads=1)
+    with (
+        running_triton(models, tmp_path) as server,
+        http.InferenceServerClient(f"127.0.0.1:{server.port}", concurrency=8) as client,
+        open_session(engine / "engine.onnx", settings) as session,
+        open_session(tmp_path / "images.onnx", settings) as pictures,
+    ):
+        assert client.is_model_ready("mine") and client.is_model_ready("images")
+        later, wanted = [], []
+        for turn in range(24):
+            shape = [1 + turn % 3, 4 + turn % 2]
+            ids = rng.integers(1, 99, shape)
+            feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+            inputs = []
+            for name, array in feeds.items():
+                inputs.append(http.InferInput(name, shape, "INT64"))
+                inputs[-1].set_data_from_numpy(array)
+            later.append(client.async_infer("mine", inputs, priority=1 + turn % 2))
+            wanted.append(session.run(feeds)["embedding"])
+        for answer, expected in zip(later, wanted, strict=True):
+            got = answer.get_result().as_numpy("embedding")
+            np.testing.assert_allclose(got, expected, atol=1e-5)
+        image = rng.normal(size=(2, 3, 16, 16)).astype(np.float32)
+        asked = http.InferInput("image", [2, 3, 16, 16], "FP32")
+        asked.set_data_from_numpy(image)
+        got = client.infer("images", [asked]).as_numpy("logits")
+        np.testing.assert_allclose(got, pictures.run({"image": image})["logits"], atol=1e-4)
+        config = client.get_model_config("mine")
+        assert config["dynamic_batching"]["priority_levels"] == 2
+        (stats,) = client.get_inference_statistics("mine")["model_stats"]
+        warm = 2 * (1 + 10 * 8)  # each instance: a batch of one, then ten of the largest
+        assert stats["inference_count"] == warm + sum(1 + turn % 3 for turn in range(24))
