@@ -133,7 +133,7 @@ def test_pins_are_exact_and_hold_every_requirement() -> None:
     pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
     names = {re.sub(r"[-_.]+", "-", name).lower() for name in pins}
     assert not any("+" in version for version in pins.values())
-    ours = {"nvidia-modelopt", "nvidia-ml-py"}  # what modelopt needs; all others are of a CUDA torch
+    ours = {"nvidia-modelopt", "nvidia-ml-py"}  # all others belong to a torch for CUDA
     assert not any(name.startswith("nvidia") for name in names - ours)
     assert pins["onnxruntime"] == pins["onnxruntime-gpu"]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
