@@ -92,7 +92,7 @@ def find_servable(given: str, *, engine: str | None = None, backend: str | None 
 
     Args:
         given: Folder of a run, its ``plan.yaml``, folder of an engine, or an ONNX file.
-        engine: Engine of a run; the plan's by default, ``fp32`` for the reference.
+        engine: Engine of a run; the plan's by default, ``reference`` for the model itself.
         backend: Backend of an engine that belongs to no run; ``ort-cpu`` by default.
 
     Raises:
@@ -154,6 +154,8 @@ def _of_run(folder: Path, engine: str | None, plan_path: Path | None = None) -> 
         raise RunDirError(f"{folder} tells no configuration; it was not made by qbench run")
     work = Workbench(make_config(said, None, origin=f"configuration of {folder}"), run)
     name = engine or PLAN
+    if name == work.backend.high_precision and not run.engine_dir(name).is_dir():
+        name = REFERENCE
     path = _path_in(run, name)
     tokenizer = _tokenizer_of(work)
     plan: Mapping[str, Any] = {}

@@ -31,7 +31,7 @@ Examples:
 @click.argument("plan_or_engine")
 @click.argument("folder", metavar="DIR")
 @click.option("--name", metavar="NAME", help="Name of the model; that of run or file by default.")
-@click.option("--engine", metavar="NAME", help="Engine of a run: plan (default), fp32, int8 …")
+@click.option("--engine", metavar="NAME", help="Engine of a run: plan (default), reference, int8 …")
 @click.option(
     "--platform",
     type=click.Choice(["onnxruntime_onnx", "tensorrt_plan"]),

@@ -22,7 +22,7 @@ Examples:
   qbench serve results/demo
   qbench serve results/demo/plan.yaml --port 0 --json
   qbench serve engines/mine --tokenizer ./tokenizer --max-length 256 --too-long truncate
-  qbench serve results/demo --engine fp32 --fallback results/demo --breaker-p99-ms 80
+  qbench serve results/demo --engine reference --fallback results/demo --breaker-p99-ms 80
   curl localhost:8000/text -H 'Content-Type: application/json' -d '{"text": "hello"}'
 """,
 )
@@ -43,7 +43,7 @@ Examples:
     help="Port; 0 takes a free one, which is printed.",
 )
 @click.option("--name", metavar="NAME", help="Name of the model; that of run or file by default.")
-@click.option("--engine", metavar="NAME", help="Engine of a run: plan (default), fp32, int8 …")
+@click.option("--engine", metavar="NAME", help="Engine of a run: plan (default), reference, int8 …")
 @click.option("--tokenizer", metavar="SPEC", help="Folder, module:callable or file.py:callable.")
 @click.option("--texts", metavar="FILE", help="Texts, one a line, to calibrate lanes and batches.")
 @click.option(

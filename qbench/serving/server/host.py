@@ -124,6 +124,10 @@ class Host:
         name = self._bound.getsockname()
         return str(name[0]), int(name[1])
 
+    def close(self) -> None:
+        """Stop listening; for a server that never ran."""
+        self._bound.close()
+
     def stop(self) -> None:
         """Begin to drain; safe to call from any thread."""
         if self._loop is not None:
