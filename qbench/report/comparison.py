@@ -43,8 +43,8 @@ FRONT_COLUMNS = (
 BENCH_COLUMNS = (
     "engine", "requests", "throughput_rps", "throughput_low_rps", "throughput_high_rps",
     "speedup", "speedup_low", "speedup_high", "p50_ms", "p95_ms", "p99_ms", "queue_ms",
-    "preprocess_ms", "inference_ms", "postprocess_ms", "cpu_ms_per_request", "batch_median",
-    "batch_largest", "rejected",
+    "preprocess_ms", "formation_ms", "inference_ms", "postprocess_ms", "cpu_ms_per_request",
+    "batch_median", "batch_largest", "rejected",
 )  # fmt: skip
 
 

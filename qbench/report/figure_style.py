@@ -35,7 +35,8 @@ ROLE_SHAPES = {
     "reference": "cross",
 }  # fmt: skip
 STAGE_COLOURS = {
-    "queue": GREY, "preprocess": SKY, "inference": BLUE, "postprocess": ORANGE,
+    "queue": GREY, "preprocess": SKY, "formation": GREEN, "inference": BLUE,
+    "postprocess": ORANGE,
 }  # fmt: skip
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', Arial, sans-serif"

@@ -279,6 +279,7 @@ def shown_bench(bench: BenchRun) -> Shown:
         (Column("P99, ms"), num("p99_ms")),
         (Column("queue, ms"), num("queue_ms")),
         (Column("preprocess, ms"), num("preprocess_ms")),
+        (Column("batch formation, ms"), num("formation_ms")),
         (Column("inference, ms"), num("inference_ms")),
         (Column("postprocess, ms"), num("postprocess_ms")),
         (Column("CPU ms a request"), num("cpu_ms_per_request")),

@@ -253,12 +253,12 @@ def made_bench(requests: int = 60, seed: int = 0) -> BenchRun:
 
 
 def _request(name: str, index: int, wait: float, rng: np.random.Generator) -> RequestLatency:
-    parts = wait * rng.lognormal(0, 0.4, 4) * np.array([6.0, 0.3, 8.0, 0.2])
+    parts = wait * rng.lognormal(0, 0.4, 5) * np.array([6.0, 0.3, 8.0, 0.2, 0.1])
     return RequestLatency(
         engine=name, round=index % 6, start_s=index * 0.01, queue_ms=parts[0],
         preprocess_ms=parts[1], inference_ms=parts[2], postprocess_ms=parts[3],
         total_ms=float(parts.sum()), batch_size=4 + index % 9, tokens=9, padded_tokens=120,
-        warmup=index < 4,
+        warmup=index < 4, formation_ms=parts[4],
     )  # fmt: skip
 
 
@@ -266,7 +266,7 @@ def _summary(name: str, rate: float, latencies: Sequence[RequestLatency]) -> Ben
     own = [item for item in latencies if item.engine == name and not item.warmup]
     total = np.array([item.total_ms for item in own])
     p50, p95, p99 = (float(x) for x in np.percentile(total, [50, 95, 99]))
-    stages = ("queue", "preprocess", "inference", "postprocess")
+    stages = ("queue", "preprocess", "formation", "inference", "postprocess")
     means = {s: float(np.mean([getattr(item, f"{s}_ms") for item in own])) for s in stages}
     sizes, counts = np.unique([item.batch_size for item in own], return_counts=True)
     return BenchSummary(

@@ -142,8 +142,8 @@ def kind_of(answer) -> str:
 
 def test_many_real_requests_with_faults_are_each_answered_once_and_rightly():
     rng = np.random.default_rng(3)
-    asked = texts(8000, seed=9)
-    for index in rng.choice(len(asked), 60, replace=False):
+    asked = texts(30_000, seed=9)
+    for index in rng.choice(len(asked), 200, replace=False):
         asked[index] = asked[index][:-1] + ("z" if index % 2 else "y")
     hang = threading.Event()
     ends: list[list[object]] = [[] for _ in asked]
@@ -167,7 +167,7 @@ def test_many_real_requests_with_faults_are_each_answered_once_and_rightly():
             assert answer.value == answer_of(text)
         assert {"ValueError": "z", "NotANumberError": "y"}.get(kind_of(answer), "") in text
     assert kinds["HungError"] >= 1 and loop.counts["replaced_lanes"] >= 1
-    assert kinds["NoneType"] > 6000
+    assert kinds["NoneType"] > 22_000
     assert kinds["ValueError"] >= 1 and kinds["NotANumberError"] >= 1
 
 
