@@ -158,7 +158,7 @@ def test_stages_are_in_the_order_of_a_request(records: RunRecords) -> None:
     assert records.bench is not None
     data = stages_data(records.bench)
     assert data["stage"].drop_duplicates().tolist() == [
-        "queue", "preprocess", "inference", "postprocess",
+        "queue", "preprocess", "formation", "inference", "postprocess",
     ]  # fmt: skip
     summary = records.bench.summaries[0]
     own = data[data["engine"] == summary.engine]
