@@ -52,6 +52,11 @@ def _section(backend: Backend) -> str:
         f"{'one product, one format' if backend.fuses_siblings else 'products of their own'}",
         f"- built by this version: {'yes' if backend.ready else 'no'}",
     ]
+    if backend.stand_in:
+        lines.append(
+            f"- its graphs are run by `{backend.stand_in}` here, in its place; the serialized engine "
+            f"is made by the Python module `{backend.builder}`"
+        )
     return "\n".join(lines) + (f"\n\nSession options:\n{options}" if options else "") + "\n"
 
 

@@ -62,7 +62,10 @@ class Backend:
         session_options: Session configuration entries that every session of this backend
             sets, in the sweep and in the engine alike.
         opset: The ONNX opset of its engines.
-        ready: Whether this version of qbench builds and runs it.
+        ready: Whether this version of qbench builds for it.
+        builder: Python module that makes a serialized engine of its ONNX file, or "".
+        stand_in: Backend that runs its graphs in its place: qbench itself has no session of a
+            backend with a builder. Numbers are then emulated, and every record says so.
     """
 
     name: str
@@ -75,6 +78,13 @@ class Backend:
     session_options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     opset: int = 21
     ready: bool = True
+    builder: str = ""
+    stand_in: str = ""
+
+    @property
+    def executed_on(self) -> str:
+        """Name of the backend that runs its graphs here."""
+        return self.stand_in or self.name
 
     @property
     def formats(self) -> tuple[str, ...]:
@@ -92,7 +102,7 @@ class Backend:
 
     def emulates(self, kind: Kind, format_name: str) -> bool:
         """Whether layers of a kind have the format's rounding and not its speed."""
-        return self.kernel(kind, format_name) is Kernel.EMULATED
+        return bool(self.stand_in) or self.kernel(kind, format_name) is Kernel.EMULATED
 
 
 def _all(kernel: Kernel, *kinds: Kind) -> dict[Kind, Kernel]:
@@ -186,7 +196,9 @@ BACKENDS: dict[str, Backend] = {
             contrib=False,
             fuses_siblings=True,
             hardware="SM75",
-            ready=False,
+            session_options=_ORT_SESSION,
+            builder="tensorrt",
+            stand_in="ort-cpu",
         ),
         Backend(
             "tensorrt-rtx",
@@ -196,7 +208,9 @@ BACKENDS: dict[str, Backend] = {
             contrib=False,
             fuses_siblings=True,
             hardware="SM75, 80, 86, 89, 120, 121",
-            ready=False,
+            session_options=_ORT_SESSION,
+            builder="tensorrt_rtx",
+            stand_in="ort-cpu",
         ),
     )
 }

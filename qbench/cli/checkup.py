@@ -111,8 +111,10 @@ def examine() -> Checkup:
 
 def _try_backend(backend: Backend, without_runtime: bool) -> BackendProbe:
     rows = [row for row in support_rows() if row.backend == backend.name]
-    if not backend.ready or without_runtime:
+    if not backend.ready or backend.stand_in or without_runtime:
         why = "needs exactly one ONNX Runtime"
+        if backend.stand_in:
+            why = f"nothing runs it here; {backend.stand_in} runs its graphs in its place"
         if not backend.ready:
             why = "this version of qbench does not build for it"
         return BackendProbe(backend.name, "no", why, tuple(_unverified(row) for row in rows))

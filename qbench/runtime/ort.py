@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +19,8 @@ from qbench.errors import MeasurementError, ModelError
 from qbench.graph.model import TensorSpec
 from qbench.runtime.memory import return_free_memory
 
+#: Held while a graph names its weights as lying elsewhere: another thread may open it too.
+_SERIALISING = threading.Lock()
 #: Weights in memory of this size and above are not serialised.
 _SERIALISED_BYTES = 1 << 16
 #: Element types that the runtime and NumPy share.
@@ -170,7 +174,7 @@ def open_session(graph: ir.Model | Path, settings: SessionSettings) -> Session:
         options.profile_file_prefix = str(settings.profile_stem)
     if settings.optimised_path is not None:
         options.optimized_model_filepath = str(settings.optimised_path)
-    provider = _PROVIDERS[settings.backend]
+    provider = _PROVIDERS[BACKENDS[settings.backend].executed_on]
     payload, held = _payload(graph, options)
     try:
         raw = ort.InferenceSession(payload, options, providers=[provider])
@@ -215,43 +219,53 @@ def _payload(graph: ir.Model | Path, options: Any) -> tuple[str | bytes, list[An
     """Return what the runtime loads, and the weights in memory that it reads in place."""
     if isinstance(graph, Path):
         return str(graph), []
-    folder = _weights_folder(graph)
-    if folder:
-        options.add_session_config_entry(
-            "session.model_external_initializers_file_folder_path", folder
-        )
-    graph, held = _without_large_weights(graph)
-    if held:
-        options.add_external_initializers(list(held), list(held.values()))
-    return bytes(ir.to_proto(graph).SerializeToString()), list(held.values())
+    with _SERIALISING:
+        folder, held = _weights_folder(graph), _large_weights(graph)
+        if folder:
+            options.add_session_config_entry(
+                "session.model_external_initializers_file_folder_path", folder
+            )
+        if held:
+            options.add_external_initializers(list(held), list(held.values()))
+        with _elsewhere(graph, held):
+            return bytes(ir.to_proto(graph).SerializeToString()), list(held.values())
 
 
-def _without_large_weights(graph: ir.Model) -> tuple[ir.Model, dict[str, Any]]:
-    """Return a graph that names its large weights in memory only, and those weights by name.
+def _large_weights(graph: ir.Model) -> dict[str, Any]:
+    """Return the large weights in memory by name, in place for the runtime to read.
 
     Weights that NumPy has no element type for stay in the graph.
     """
     import onnxruntime as ort
 
-    large: dict[str, np.ndarray] = {}
+    large: dict[str, Any] = {}
     for name, value in graph.graph.initializers.items():
         tensor = value.const_value
         if tensor is None or isinstance(tensor, ir.ExternalTensor | ir.StringTensor):
             continue
         if tensor.nbytes >= _SERIALISED_BYTES and tensor.dtype in _NUMPY_TYPES:
-            large[name] = np.ascontiguousarray(tensor.numpy())
-    if not large:
-        return graph, {}
-    light = graph.clone()
-    for name in large:
-        value = light.graph.initializers[name]
-        tensor = value.const_value
-        assert tensor is not None
-        shape = ir.Shape(tensor.shape.numpy())
-        value.const_value = ir.ExternalTensor(
-            "in memory", 0, tensor.nbytes, tensor.dtype, shape=shape, name=name
-        )
-    return light, {n: ort.OrtValue.ortvalue_from_numpy(a) for n, a in large.items()}
+            array = np.ascontiguousarray(tensor.numpy())
+            large[name] = ort.OrtValue.ortvalue_from_numpy(array)
+    return large
+
+
+@contextmanager
+def _elsewhere(graph: ir.Model, names: Iterable[str]) -> Iterator[None]:
+    """Let a graph name some weights as lying elsewhere, for as long as it is serialised."""
+    own = {name: graph.graph.initializers[name] for name in names}
+    tensors = {name: value.const_value for name, value in own.items()}
+    try:
+        for name, value in own.items():
+            tensor = tensors[name]
+            assert tensor is not None
+            shape = ir.Shape(tensor.shape.numpy())
+            value.const_value = ir.ExternalTensor(
+                "in memory", 0, tensor.nbytes, tensor.dtype, shape=shape, name=name
+            )
+        yield
+    finally:
+        for name, value in own.items():
+            value.const_value = tensors[name]
 
 
 def _weights_folder(graph: ir.Model) -> str:

@@ -108,7 +108,7 @@ def base_record(bench: Bench, layer: Layer, format_name: str) -> SweepRecord:
         format_name,
         Status.OK,
         backend=bench.backend.name,
-        executed_on=bench.backend.name,
+        executed_on=bench.backend.executed_on,
         emulated=bench.backend.emulates(layer.kind, format_name),
     )
 

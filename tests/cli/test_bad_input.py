@@ -44,7 +44,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ([*GOOD, *COLUMNS, "--format", "int8_dynamc"], ["int8_dynamc", "int8_dynamic"]),
         (["sweep", "model", "--data", "pairs.csv", "--task", "retreival"], ["retrieval"]),
         ([*GOOD, *COLUMNS, "--backend", "ort-gpu"], ["ort-gpu", "ort-cpu"]),
-        ([*GOOD, *COLUMNS, "--backend", "tensorrt"], ["tensorrt", "cannot be built"]),
+        ([*GOOD, *COLUMNS, "--backend", "ort-cuda"], ["ort-cuda", "cannot be built"]),
         ([*GOOD, *COLUMNS, "--max-drop", "lots"], ["lots", "5 %"]),
         ([*GOOD, *COLUMNS, "--metric", "mmr"], ["mmr", "mrr"]),
         ([*GOOD, "--column", "query=qestion", "--column", "answer=reply"], ["question"]),

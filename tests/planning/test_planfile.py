@@ -257,7 +257,7 @@ def test_every_problem_is_listed(path: Path) -> None:
 
 
 def test_a_backend_that_cannot_be_built_yet(path: Path) -> None:
-    edit(path, lambda d: d.update(backend="tensorrt"))
+    edit(path, lambda d: d.update(backend="ort-cuda"))
     with pytest.raises(PlanError, match="cannot be built by this version"):
         read_plan(path)
 
