@@ -209,3 +209,28 @@ def test_connections_over_the_limit_are_turned_away_with_a_hint(tmp_path) -> Non
         for connection in held:
             connection.close()
         wait_until(lambda: served.call("GET", "/v2/health/ready")[0] == 200)
+
+
+def test_a_client_that_never_reads_is_given_up(tmp_path) -> None:
+    from dataclasses import replace
+
+    from served import OPTIONS
+
+    body = json.dumps(request([[5] * 60] * 16)).encode()
+    one = LINE + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
+    impatient = replace(OPTIONS.transport, write_timeout_s=0.5)
+    with serve_graph(tiny_encoder(pooled=False), tmp_path, transport=impatient) as served:
+        face = served.hosting.host.face
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(5)
+        connection.connect(("127.0.0.1", served.port))
+        with connection:
+            with contextlib.suppress(OSError):
+                for _ in range(40):
+                    connection.sendall(one)
+                    time.sleep(0.02)
+            with served.socket() as other:
+                other.sendall(HEAD + BODY)
+                assert other.recv(65536).startswith(b"HTTP/1.1 200")
+            wait_until(lambda: face.inside == 0)  # while the connection is open still
