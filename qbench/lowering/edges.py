@@ -51,7 +51,7 @@ def quantized(
     editor: GraphEditor, anchor: ir.Node, value: ir.Value, clip: float, after: bool = False
 ) -> ir.Value:
     """Return a value rounded to int8, per tensor, by nodes right before or after ``anchor``."""
-    scale = editor.constant("x_scale", np.array(clip / 127, np.float32))
+    scale = editor.constant("x_scale", np.array((clip or 1.0) / 127, np.float32))
     zero = editor.constant("x_zero", np.array(0, np.int8))
     inputs = [value, scale, zero]
     narrow = editor.op(anchor, "QuantizeLinear", inputs, "quantize", after=after)[0]

@@ -65,7 +65,8 @@ class Fp8Lowering:
             node = form.node
             if zero is None:
                 zero = editor.constant("x_zero", np.array(0, ml_dtypes.float8_e4m3fn))
-            scale = editor.constant("x_scale", np.array(clips[form.tensor] / FP8_MAX, np.float32))
+            clip = clips[form.tensor] or 1.0  # nothing but zeros was seen: any scale holds them
+            scale = editor.constant("x_scale", np.array(clip / FP8_MAX, np.float32))
             x = form.x if self.bare else editor.op(node, "Sum", [form.x], "apart")[0]
             narrow = editor.op(node, "QuantizeLinear", [x, scale, zero], "quantize")[0]
             narrow.type = ir.TensorType(ir.DataType.FLOAT8E4M3FN)  # NumPy has no such type

@@ -75,6 +75,7 @@ class Chain:
         self.segments: tuple[Segment, ...] = make_segments(self.model, self.cuts)
         self._home = {name: s.index for s in self.segments for name in s.nodes}
         self._sessions: list[Session | None] = [None] * len(self.segments)
+        self._parts: list[ir.Model | None] = [None] * len(self.segments)
         self._lock = threading.Lock()
 
     def with_settings(self, settings: SessionSettings) -> Chain:
@@ -93,7 +94,10 @@ class Chain:
 
     def part(self, index: int) -> ir.Model:
         """Return a copy of one segment; its weights are shared."""
-        return segment_model(self.model, self.segments[index])
+        part = self._parts[index]
+        if part is None:
+            part = self._parts[index] = segment_model(self.model, self.segments[index])
+        return part.clone()
 
     def session(self, index: int) -> Session:
         """Return the session of an unchanged segment; it is opened the first time."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -148,12 +149,7 @@ class Replay:
         self._reference, timed = [], []
         crossing = {name for s in self.segments for name in s.inputs}
         try:
-            for batch in self.batches:
-                values: dict[str, Array] = dict(batch.feeds)
-                ticks = [time.perf_counter()]
-                for session in sessions:
-                    values.update(session.run(values))
-                    ticks.append(time.perf_counter())
+            for batch, values, ticks in self._passes(sessions):
                 timed.append(np.diff(ticks))
                 self._reference.append(self._scored(values))
                 own = {n: v for n, v in values.items() if n in crossing and n not in batch.feeds}
@@ -164,6 +160,24 @@ class Replay:
             raise
         self._segment_seconds.append(np.sum(timed, axis=0))
         return gather_outputs(self.batches, self._reference)
+
+    def _passes(
+        self, sessions: Sequence[Session]
+    ) -> Iterator[tuple[Batch, dict[str, Array], list[float]]]:
+        """Yield each batch with all that the segments gave and when, as many at once as cells."""
+
+        def one(batch: Batch) -> tuple[Batch, dict[str, Array], list[float]]:
+            values: dict[str, Array] = dict(batch.feeds)
+            ticks = [time.perf_counter()]
+            for session in sessions:
+                values.update(session.run(values))
+                ticks.append(time.perf_counter())
+            return batch, values, ticks
+
+        abreast = 1 if self.limits.memory_limit is not None else max(1, self.limits.cells)
+        with ThreadPoolExecutor(abreast) as pool:
+            for start in range(0, len(self.batches), abreast):
+                yield from pool.map(one, self.batches[start : start + abreast])
 
     def take_reference(self, kept: Activations, outputs: Sequence[Array]) -> None:
         """Take a reference that ran elsewhere: what it kept, and its scored outputs, by batch."""
