@@ -12,6 +12,7 @@ from qbench.errors import ConfigError, InputError, ModelError
 from qbench.gate import require
 from qbench.servable import Servable, tokenizer_cutting_at
 from qbench.serving.bench import Engine, Workload, cores
+from qbench.serving.cost import BatchMemory
 from qbench.serving.gates import BreakerRules
 from qbench.serving.opening import Opened, ServeSettings, open_service
 from qbench.serving.request import Encoded, named_rows
@@ -117,7 +118,7 @@ def prepare_host(servable: Servable, options: HostOptions) -> Hosting:
     bound = listen(options.host, options.port)
 
     def open_it() -> Service:
-        hosting.opened = open_service(engine, workload, settings, gates)
+        hosting.opened = open_service(engine, workload, settings, gates, _known_memory(contract))
         return hosting.opened.service
 
     host = Host(face, bound, open_it, options.transport, options.drain_s)
@@ -175,6 +176,17 @@ def fitting_settings(settings: ServeSettings, contract: Contract) -> ServeSettin
         size = (first[0] or 1) if first else 1
         return replace(settings, max_batch=rows, token_budget=rows * size)
     return settings
+
+
+def _known_memory(contract: Contract) -> BatchMemory | None:
+    """Return a memory model where none is measured: it would need batches of many tokens.
+
+    Rows of one size, and rows that run alone, are bounded by their number instead.
+    """
+    from qbench.serving.server.contract import Merging
+
+    bounded = contract.longest is None or contract.merging is Merging.ALONE
+    return BatchMemory(0.0, 0.0, 0.0) if bounded else None
 
 
 def _check_backend(servable: Servable) -> None:

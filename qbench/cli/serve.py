@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -166,6 +168,10 @@ def command(plan_or_engine: str, as_json: bool, **options: Any) -> int:
     code = 0 if ended.served else 1
     words = "every request was answered" if ended.served else "requests were left unanswered"
     _tell(as_json, f"ended: {words}", event="ended", served=ended.served, exit_code=code)
+    if ended.opening:
+        # NOTE: an interpreter that ends while a thread is inside the runtime may abort.
+        sys.stdout.flush()
+        os._exit(code)
     return code
 
 

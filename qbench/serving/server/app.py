@@ -113,19 +113,20 @@ def make_app(face: Face) -> Callable[[Message, Receive, Send], Awaitable[None]]:
     face.idle.set()
     addresses = _Addresses(face)
     model = "/v2/models/{model}"
-    routes = [Route("/metrics", addresses.metrics), Route("/v2", addresses.server)]
+    stems = (model, model + "/versions/{version}")
+    routes = [Route(f"{stem}/infer", addresses.infer, methods=["POST"]) for stem in stems]
+    routes += [Route(f"{stem}/text", addresses.text, methods=["POST"]) for stem in stems]
+    routes.append(Route("/text", addresses.text, methods=["POST"]))
+    routes += [Route("/metrics", addresses.metrics), Route("/v2", addresses.server)]
     routes += [Route("/v2/health/live", addresses.live), Route("/v2/health/ready", addresses.ready)]
     routes.append(Route("/v2/models/stats", addresses.stats))
     routes.append(Route("/v2/repository/index", addresses.index, methods=["POST"]))
-    routes.append(Route("/text", addresses.text, methods=["POST"]))
-    for stem in (model, model + "/versions/{version}"):
+    for stem in stems:
         routes += [
             Route(stem, addresses.metadata),
             Route(f"{stem}/ready", addresses.model_ready),
             Route(f"{stem}/config", addresses.config),
             Route(f"{stem}/stats", addresses.stats),
-            Route(f"{stem}/infer", addresses.infer, methods=["POST"]),
-            Route(f"{stem}/text", addresses.text, methods=["POST"]),
         ]
     # NOTE: a bare router: Starlette's middleware would answer 500 to what the guard tells.
     return _Guard(Router(routes, redirect_slashes=False), face)

@@ -33,11 +33,13 @@ class Ended:
         served: Whether everything that was taken got its answer.
         left: Requests over HTTP that got none in time.
         error: Why the engine could not be opened, or ``None``.
+        opening: Whether its thread still warms the engine: the process must not wait for it.
     """
 
     served: bool
     left: int = 0
     error: BaseException | None = None
+    opening: bool = False
 
 
 @dataclass(slots=True)
@@ -192,9 +194,10 @@ class Host:
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self._drain_s
         self.face.draining = True
+        if not opening.over.is_set():  # nothing was taken yet
+            return Ended(True, opening=True)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until_s):
-                await opening.over.wait()  # what is half open cannot be closed
                 await self.face.idle.wait()
                 if opening.error is None:
                     await asyncio.sleep(_LINGER_S)

@@ -124,7 +124,8 @@ def serve_graph(graph: ir.Model, folder: Path, **changes: Any) -> Iterator[Serve
         target=lambda: one.ended.append(hosting.host.run(on_ready=ready.set)), daemon=True
     )
     thread.start()
-    assert ready.wait(60)
+    wait_until(lambda: ready.is_set() or not thread.is_alive(), 60)
+    assert ready.is_set(), one.ended
     try:
         yield one
     finally:
