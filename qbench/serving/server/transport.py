@@ -9,6 +9,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from qbench.serving.server.replies import error_body
@@ -46,6 +47,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._in_head = True
         self._head_bytes = 0
         self._ended = False  # an error was told, and the rest is not looked at
+        self._upgrading = False  # the head that is being read offers another protocol
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
@@ -63,7 +65,15 @@ class _BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._ended:
             return
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._go_on_without_upgrade(data[upgrade.args[0] :])
+            return
+        except httptools.HttpParserError:
+            self.send_400_response("")
+            return
         if self._ended or self.transport.is_closing():
             return
         if self._in_head:
@@ -72,6 +82,27 @@ class _BoundedProtocol(HttpToolsProtocol):
                 self._refuse_head()
             elif self._head_timer is None and self.timeout_keep_alive_task is None:
                 self._await_head()
+
+    def _go_on_without_upgrade(self, rest: bytes) -> None:
+        """Take a request that offers another protocol as if it had not: that is its client's wish.
+
+        NOTE: the parser ends at such a head and would leave its body away; a new one gets the
+        head again, without the offer.
+        """
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self._end(405, "CONNECT is not allowed here")
+            return
+        head = [method + b" " + self.url + b" HTTP/1.1"]
+        for name, value in self.headers:
+            if name == b"connection":
+                words = [word.strip() for word in value.split(b",")]
+                value = b", ".join(w for w in words if w.lower() in (b"close", b"keep-alive"))
+            if value and name not in (b"upgrade", b"http2-settings"):
+                head.append(name + b": " + value)
+        self.parser = httptools.HttpRequestParser(self)
+        self._upgrading = False
+        self.data_received(b"\r\n".join(head) + b"\r\n\r\n" + rest)
 
     def on_message_begin(self) -> None:
         self._in_head, self._head_bytes = True, 0
@@ -95,14 +126,16 @@ class _BoundedProtocol(HttpToolsProtocol):
             self._refuse_head()
             return
         self._head_bytes = 0
-        super().on_headers_complete()
+        self._upgrading = self.parser.should_upgrade()
+        if not self._upgrading:
+            super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         if not self._ended:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if not self._ended:
+        if not (self._ended or self._upgrading):
             super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:

@@ -174,6 +174,27 @@ def test_a_wrong_content_length_harms_that_connection_alone(served: Served) -> N
     assert served.infer(json.loads(BODY))[0] == 200
 
 
+@pytest.mark.parametrize("split", [0, 30, len(LINE) + 40])
+@pytest.mark.parametrize("offer", [b"Upgrade: h2c", b"Upgrade: websocket\r\nSec-WebSocket-Key: x"])
+def test_an_offer_of_another_protocol_is_passed_over(
+    served: Served, offer: bytes, split: int
+) -> None:
+    offered = b"Connection: Upgrade, HTTP2-Settings, close\r\nHTTP2-Settings: AAM\r\n" + offer
+    data = LINE + offered + f"\r\nContent-Length: {len(BODY)}\r\n\r\n".encode() + BODY
+    with served.socket() as connection:
+        connection.sendall(data[:split])
+        time.sleep(0.05)
+        connection.sendall(data[split:])
+        told = answer_of(connection)
+    assert told.startswith(b"HTTP/1.1 200") and b'"shape":[1,32]' in told
+
+
+def test_a_tunnel_is_refused(served: Served) -> None:
+    with served.socket() as connection:
+        connection.sendall(b"CONNECT other:80 HTTP/1.1\r\nHost: other:80\r\n\r\n")
+        assert status_of(connection) == 405
+
+
 def test_expect_continue_is_answered(served: Served) -> None:
     with served.socket() as connection:
         head = LINE + f"Expect: 100-continue\r\nContent-Length: {len(BODY)}\r\n\r\n".encode()
