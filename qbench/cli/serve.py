@@ -281,4 +281,7 @@ def _tell_ready(hosting: Hosting, as_json: bool) -> None:
 
 
 def _tell(as_json: bool, words: str, **told: Any) -> None:
-    click.echo(json.dumps(told, ensure_ascii=False, default=str) if as_json else words)
+    try:
+        click.echo(json.dumps(told, ensure_ascii=False, default=str) if as_json else words)
+    except BrokenPipeError:  # who started the server has read enough: it goes on
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115

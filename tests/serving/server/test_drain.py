@@ -75,7 +75,10 @@ def process(folder: Path) -> Iterator[Process]:
     one = Process(folder, "engine.onnx", "--port", "0", "--json", *LIGHT)
     yield one
     one.popen.kill()
-    one.popen.communicate()
+    one.popen.wait()
+    for stream in (one.popen.stdout, one.popen.stderr):
+        assert stream is not None
+        stream.close()
 
 
 def test_under_load_nothing_that_was_taken_is_lost(process: Process) -> None:
@@ -122,6 +125,16 @@ def test_under_load_nothing_that_was_taken_is_lost(process: Process) -> None:
     events = [json.loads(line) for line in out.splitlines()]
     assert [event["event"] for event in events] == ["ready", "ended"]
     assert events[-1] == {"event": "ended", "served": True, "exit_code": 0}
+
+
+def test_who_started_it_may_stop_listening(process: Process) -> None:
+    assert process.popen.stdout is not None
+    process.popen.stdout.close()
+    process.wait_ready()
+    time.sleep(0.2)
+    assert process.get("/v2/health/ready") == 200
+    process.popen.send_signal(signal.SIGTERM)
+    assert process.popen.wait(20) == 0
 
 
 def test_a_signal_during_warm_up_ends_it_too(folder: Path) -> None:
