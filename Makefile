@@ -56,7 +56,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed-demo: EXTRAS = cpu,demo
-$(VENV)/.installed-dev: EXTRAS = cpu,demo,dev,ray,serve,triton
+$(VENV)/.installed-dev: EXTRAS = cpu,demo,dev,ray,serve,triton,tensorrt-rtx
 $(VENV)/.installed-notebook: EXTRAS = cpu,demo,notebook
 $(VENV)/.installed-%: $(PINS) | $(BIN)/python
 	$(PIP) install $(PIP_ARGS) -c constraints.txt -e '.[$(EXTRAS)]'

@@ -54,8 +54,8 @@ def _section(backend: Backend) -> str:
     ]
     if backend.stand_in:
         lines.append(
-            f"- its graphs are run by `{backend.stand_in}` here, in its place; the serialized engine "
-            f"is made by the Python module `{backend.builder}`"
+            f"- its graphs are run by `{backend.stand_in}` here, in its place; the serialized "
+            f"engine is made by the Python module `{backend.builder}`"
         )
     return "\n".join(lines) + (f"\n\nSession options:\n{options}" if options else "") + "\n"
 

@@ -8,7 +8,7 @@ from qbench import judging
 from qbench.backends import applicability
 from qbench.config import parse_bytes
 from qbench.engine.build import lower_graph
-from qbench.errors import BudgetError
+from qbench.errors import BudgetError, ConfigError
 from qbench.formats import format_named
 from qbench.graph.shapes import infer_shapes
 from qbench.judging import Candidate
@@ -63,12 +63,29 @@ def check_request(work: Workbench) -> None:
     """
     pins = pins_of(work)
     how = work.config.plan
+    _check_timed(work)
     if how.max_bytes is None and how.max_bits is None:
         return
     offer = apply_pins(_sizes(work, pins), pins)
     problem = problem_of(offer, "bytes", Limits(bits=how.max_bits))
     check_limits(problem)
     _check_bytes(work, problem)
+
+
+def _check_timed(work: Workbench) -> None:
+    """Refuse to minimise or to limit a time that nothing here can measure.
+
+    Raises:
+        ConfigError: If latency is what was asked for.
+    """
+    how, backend = work.config.plan, work.backend
+    if backend.stand_in and (how.objective == "latency" or how.max_latency is not None):
+        asked = "max_latency" if how.max_latency is not None else "objective latency"
+        raise ConfigError(
+            f"plan: got {asked} for {backend.name}; {backend.stand_in} runs its graphs in its "
+            "place here, and its times say nothing of a GPU's; allowed: objective bytes or "
+            "balanced, max_bytes, max_bits"
+        )
 
 
 def _check_bytes(work: Workbench, problem: Problem) -> None:

@@ -21,6 +21,7 @@ OPTIONAL = {
     "orjson": ("orjson", "serve"),
     "prometheus_client": ("prometheus-client", "serve"),
     "tritonclient": ("tritonclient", "triton"),
+    "tensorrt_rtx": ("tensorrt-rtx", "tensorrt-rtx"),
     "modelopt.torch.quantization": ("nvidia-modelopt", "modelopt"),
 }
 #: Both install into one folder, so that one silently overwrites the other.

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import functools
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
-from qbench.backends import backend_named
+from qbench.backends import Variant, backend_named
 from qbench.calibration.calibrators import clip_of
 from qbench.engine.build import (
     ENGINE_FILE,
     asked_formats,
     file_bytes,
     file_facts,
+    lower_graph,
     rewritten_constants,
     write_engine,
 )
@@ -112,8 +114,22 @@ def settings_of(work: Workbench, plan: Plan) -> SessionSettings:
     return SessionSettings(plan.backend, work.settings.threads, dict(plan.session_options))
 
 
-def build(work: Workbench, name: str, plan: Plan, folder: Path | None = None) -> EngineReport:
+def build(
+    work: Workbench,
+    name: str,
+    plan: Plan,
+    folder: Path | None = None,
+    *,
+    sha256: str | None = None,
+) -> EngineReport:
     """Build a plan's engine, look at what the runtime made of it, and test it on real samples.
+
+    Args:
+        work: The workbench of the run.
+        name: Name of the engine.
+        plan: The plan.
+        folder: Where it goes; in the run by default.
+        sha256: Hash that the engine tells as its plan's; by default that of ``plan``.
 
     Raises:
         PlanError: If a layer cannot take its format.
@@ -124,7 +140,8 @@ def build(work: Workbench, name: str, plan: Plan, folder: Path | None = None) ->
         # NOTE: not the whole folder, which may be the user's and hold more than an engine.
         (target / file).unlink(missing_ok=True)
     with _no_half_engine(target):
-        path, graph = write_engine(work.model, work.layers, plan, plan_sha256(plan), target)
+        told = sha256 or plan_sha256(plan)
+        path, graph = write_engine(work.model, work.layers, plan, told, target)
     settings = settings_of(work, plan)
     realised = read_realised(path, graph, work.layers, plan, settings)
     batches = work.batches("calibration")
@@ -144,6 +161,8 @@ def build(work: Workbench, name: str, plan: Plan, folder: Path | None = None) ->
         max_abs_diff=tested.max_abs_diff,
         self_test=tested.text,
         rewritten=rewritten_constants(work.layers, plan),
+        executed_on=work.backend.executed_on,
+        emulated=bool(work.backend.stand_in),
     )
 
 
@@ -161,6 +180,26 @@ def _no_half_engine(folder: Path) -> Iterator[None]:
         for file in (ENGINE_FILE, f"{ENGINE_FILE}.data"):
             (folder / file).unlink(missing_ok=True)
         raise
+
+
+def base_graph(work: Workbench) -> ir.Model:
+    """Return the graph in the backend's high precision: what cells of the sweep change."""
+    if work.backend.variant is Variant.ROUNDED:
+        return work.model.ir
+    return lower_graph(work.model.ir, work.layers, plan_for(work, Candidate("base", {}), {}))
+
+
+def base_bytes(work: Workbench) -> int:
+    """Return the size of the engine in the backend's high precision, that a plan is held against.
+
+    It is the model's own where that is what the high precision is.
+    """
+    if work.backend.variant is Variant.ROUNDED:
+        return reference_report(work).bytes
+    plan = plan_for(work, Candidate("base", {}), {})
+    with tempfile.TemporaryDirectory(dir=work.run.path) as folder:
+        path, _ = write_engine(work.model, work.layers, plan, plan_sha256(plan), Path(folder))
+        return file_bytes(path)
 
 
 def engine_path(work: Workbench, name: str) -> Path:
@@ -185,7 +224,20 @@ def judge_for(work: Workbench, split: str) -> Judge:
 
 def judge(work: Workbench, judge_: Judge, name: str) -> Judgement:
     """Measure one built engine on the judge's split."""
-    return judge_.judge(name, outputs_of(work, engine_path(work, name), judge_.split))
+    judged = judge_.judge(name, outputs_of(work, engine_path(work, name), judge_.split))
+    backend = work.backend
+    if not backend.stand_in or name == REFERENCE:
+        return judged
+    remark = (
+        f"{backend.executed_on} ran the same graph in the place of {backend.name}: the engine of "
+        f"{backend.name} itself was not run"
+    )
+    return replace(
+        judged,
+        executed_on=backend.executed_on,
+        emulated=True,
+        remark="; ".join(text for text in (judged.remark, remark) if text),
+    )
 
 
 def serve_with(work: Workbench, name: str) -> Engine:
@@ -205,8 +257,11 @@ def serve_with(work: Workbench, name: str) -> Engine:
 def time_engines(work: Workbench, names: Sequence[str]) -> dict[str, Estimate]:
     """Return each engine's time over the reference's, paired and interleaved (< 1 is faster).
 
-    Engines that together are large take their turns with the reference one by one.
+    Engines that together are large take their turns with the reference one by one. Where another
+    backend runs the graphs in this one's place, nothing is timed and all count as equally fast.
     """
+    if work.backend.stand_in:
+        return {name: Estimate(1.0, 1.0, 1.0, 0, method="not measured") for name in names}
     batches = work.batches("sweep")
     picked = sorted({int(i) for i in np.linspace(0, len(batches) - 1, _TIMED_BATCHES)})
     feeds = [batches[i].feeds for i in picked]
@@ -293,14 +348,15 @@ def record_gain(work: Workbench, measured: BenchRun) -> None:
     if plan is None or work.run.read_run().get("verdict") != Verdict.VERIFIED:
         return
     sizes = {report.name: report.bytes for report in work.run.read_engines()}
-    smaller = sizes.get(PLAN, 0) < sizes.get(REFERENCE, 0)
+    base = sizes.get(work.backend.high_precision, sizes.get(REFERENCE, 0))
+    smaller = sizes.get(PLAN, 0) < base
     by_bytes = _gains_by_bytes(work)
     if smaller if by_bytes else plan.speedup.low > 1.0:
         if told:
             work.run.write_run({"verdict_words": told})
         return
     speed = f"{plan.speedup.value:.2f}x [{plan.speedup.low:.2f}, {plan.speedup.high:.2f}]"
-    share = f"{sizes.get(PLAN, 0) / max(sizes.get(REFERENCE, 0), 1):.0%} of its size"
+    share = f"{sizes.get(PLAN, 0) / max(base, 1):.0%} of its size"
     shown = "" if by_bytes or plan.speedup.high < 1.0 else ", which does not show it to be faster"
     words = (
         f"do not quantize: in the batcher the engine serves {speed} as fast as the reference"
@@ -313,6 +369,8 @@ def record_gain(work: Workbench, measured: BenchRun) -> None:
 
 def _gains_by_bytes(work: Workbench) -> bool:
     how = work.config.plan
+    if work.backend.stand_in:  # what runs here in its place says nothing of its speed
+        return True
     return how.objective == "bytes" or (how.objective == "divergence" and how.max_latency is None)
 
 

@@ -8,7 +8,7 @@ returns them. ``run`` does all of them in order; each can be run alone, and agai
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,6 +37,7 @@ from qbench.records import (
 from qbench.remedying import try_remedies
 from qbench.runtime.loading import load_model
 from qbench.runtime.ort import open_session
+from qbench.serializing import build_both, tell_fallbacks, wanted_of
 from qbench.serving.bench import BenchSettings, Workload
 from qbench.serving.bench import bench as serve_and_measure
 from qbench.sla import measure_sla
@@ -192,23 +193,38 @@ def build_engine(
     listener: Listener | None = None,
     plan_path: Path | None = None,
     folder: Path | None = None,
+    dims: Sequence[str] = (),
 ) -> EngineReport:
     """Build the engine of a plan file and return what it is.
+
+    A backend with a builder gets its serialized engine beside the ONNX file, or the command that
+    makes it.
 
     Args:
         work: The workbench of a run.
         listener: Hears of progress.
         plan_path: The plan; the run's own by default.
         folder: Where the engine goes; in the run by default, and recorded there.
+        dims: ``NAME=LEAST,BEST,MOST`` of dynamic axes of a serialized engine; from the data by
+            default.
 
     Raises:
         InputError: If the folder exists and holds something, or the disk is full.
+        MissingDependencyError: If the backend's builder is not installed, and could be.
         PlanError: If the plan cannot be built for this model.
+        MeasurementError: If the builder refuses the engine.
     """
-    (listener or Silence()).stage("engine: building and testing")
+    listener = listener or Silence()
     _check_new(folder)
     plan = current_plan(work, plan_path)
-    report = judging.build(work, PLAN, plan, folder)
+    wanted = wanted_of(work, plan, dims) if work.backend.builder or dims else None
+    listener.stage("engine: building and testing")
+    if wanted is None:
+        report = judging.build(work, PLAN, plan, folder)
+    else:
+        report = build_both(work, plan, wanted, folder, listener)
+        if plan_path is None:
+            tell_fallbacks(work, plan, report)
     if folder is None:
         _record_engine(work, report, plan_sha256(plan))
     return report

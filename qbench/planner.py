@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from qbench import budgets, judging
-from qbench.backends import applicability
+from qbench.backends import Variant, applicability
 from qbench.config import PlanConfig
 from qbench.errors import BudgetError, InputError, MeasurementError, RunDirError
 from qbench.judging import Candidate
@@ -38,7 +38,7 @@ UNIFORM = ("int8", "int8_dynamic", "w8a16", "w4a16")
 RANDOM = "random"
 #: Engines of the front that are timed again beside repaired ones.
 _CONTENDERS = 2
-BASELINES = (*UNIFORM, RANDOM)
+BASELINES = (*UNIFORM, "fp16", RANDOM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def decide(work: Workbench, listener: Listener) -> Decision:
     measured = _timed_together(trials, measured, repaired.measured, bounds)
     choice = choose(
         measured,
-        Cost(judging.reference_report(work).bytes, 1.0),
+        Cost(judging.base_bytes(work), 1.0),
         margin=trials.judge.margin or 0.0,
         objective=problem.objective,
         bounds=bounds,
@@ -376,6 +376,8 @@ def propose_baselines(work: Workbench, plan: Plan) -> list[Candidate]:
         }
         if formats:
             candidates.append(Candidate(name, formats))
+    if work.backend.variant is Variant.ISLANDS:  # the model itself is in fp32
+        candidates.append(Candidate(work.backend.high_precision, {}))
     random = _random_formats(work, plan, records)
     if random:
         candidates.append(Candidate(RANDOM, random))

@@ -189,7 +189,8 @@ def _fly(
     flight = Preflight()
     replay = runner.bench.replay
     replay.make_room()
-    with open_session(work.model.path, replay.settings) as session:
+    whole_graph = judging.base_graph(work) if replay.chain.has_islands else work.model.path
+    with open_session(whole_graph, replay.settings) as session:
         feeds = replay.batches[0].feeds
         whole = session.run(feeds, [work.model.output])[work.model.output]
     flight.chain_difference = check_chain(replay, whole)

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from qbench import judging
 from qbench.calibration.calibrators import clip_of
 from qbench.calibration.collect import calibrate as observe_ranges
 from qbench.formats import FORMATS
@@ -108,7 +109,7 @@ def _floors(work: Workbench, bench: Bench) -> tuple[NoiseFloor, ...]:
     )
     reference = bench.reference.outputs
     bench.replay.make_room()
-    found = reference_floors(ground, work.model.ir, reference)
+    found = reference_floors(ground, judging.base_graph(work), reference)
     low = lowerable(bench, work.chosen, _DYNAMIC) if _DYNAMIC in bench.backend.formats else ()
     if low and _DYNAMIC in work.config.sweep.formats:
         graph = lower_layers(bench.replay.model.clone(), bench, low, _DYNAMIC)

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from qbench.backends import BACKENDS
 from qbench.judging import record_gain
 from qbench.records import BenchRun, BenchSummary, EngineReport, Estimate, Verdict
 from qbench.rundir import RunDir
@@ -52,6 +53,7 @@ def test_gain(
     run.write_engines([engine("reference", 100), engine("plan", size)])
     work = SimpleNamespace(
         run=run,
+        backend=BACKENDS["ort-cpu"],
         config=SimpleNamespace(plan=SimpleNamespace(objective=objective, max_latency=None)),
     )
     record_gain(cast(Workbench, cast(Any, work)), served(*speedup))

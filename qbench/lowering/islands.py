@@ -52,7 +52,12 @@ class Islands:
 
 
 def make_islands(
-    model: ir.Model, layers: Layers, formats: Mapping[str, str], *, whole: bool = False
+    model: ir.Model,
+    layers: Layers,
+    formats: Mapping[str, str],
+    *,
+    whole: bool = False,
+    fills: Mapping[str, tuple[str, float]] | None = None,
 ) -> Islands:
     """Compute the layers of a plan that take fp16 in fp16, in place.
 
@@ -62,9 +67,11 @@ def make_islands(
         formats: Format of each layer.
         whole: Whether fp16 is what surrounds the quantized layers too, so that their scales and
             products are in fp16: all is but the layers that take fp32.
+        fills: What ``carried_fills`` gives of the whole graph, where this is a part of one.
     """
     infer_shapes(model)
-    builder = _Builder(GraphEditor(model, _NAME), _carried(model))
+    carried = carried_fills(model) if fills is None else fills
+    builder = _Builder(GraphEditor(model, _NAME), carried)
     builder.members = _members(model, layers, formats, whole)
     for layer in _caches_apart(model, layers, formats, builder.members):
         Fp16Lowering().apply(model, layer, {})
@@ -79,7 +86,7 @@ def make_islands(
     )
 
 
-def _carried(model: ir.Model) -> dict[str, tuple[str, float]]:
+def carried_fills(model: ir.Model) -> dict[str, tuple[str, float]]:
     """Return the constant, and its value, that each tensor carries as the fill of a mask."""
     return {
         tensor: (fills[0].constant, fills[0].value)

@@ -137,7 +137,9 @@ def choose(
     )
     if passed_over:
         words += f"; {passed_over} cheaper did not show it at n = {best.judgement.n:,}"
-    if objective != "bytes" and best.cost.seconds >= reference.seconds:
+    if objective != "bytes" and best.cost.seconds == reference.seconds:
+        words += "; its speed was not measured"
+    elif objective != "bytes" and best.cost.seconds > reference.seconds:
         words += "; it is smaller, not faster: keep the reference if latency is all that counts"
     return Choice(Verdict.VERIFIED, best, words)
 
@@ -202,7 +204,7 @@ def _gains(cost: Cost, reference: Cost, objective: Objective) -> bool:
 def _against(cost: Cost, reference: Cost) -> str:
     """Return a cost beside the reference's, in words."""
     parts = []
-    if cost.seconds > 0 and reference.seconds > 0:
+    if cost.seconds > 0 and reference.seconds > 0 and cost.seconds != reference.seconds:
         parts.append(f"{reference.seconds / cost.seconds:.2f}x as fast")
     if reference.bytes > 0:
         parts.append(f"{cost.bytes / reference.bytes:.0%} of its size")

@@ -189,6 +189,35 @@ class Rewritten:
 
 
 @dataclass(frozen=True, slots=True)
+class Serialized:
+    """The serialized engine of a backend that has a builder (TensorRT).
+
+    Attributes:
+        path: Its file, relative to the run folder where it lies in one; "" where there is none.
+        bytes: Its size.
+        sha256: Its hash.
+        builder: What made it, with its version; "" where that is not installed.
+        targets: Hardware that it was built for; empty for what the builder takes itself.
+        shapes: Least, best and most size of each dynamic axis that it was built for.
+        network: Layers of the network that the parser read, by kind, counted.
+        repeatable: Whether the same graph gives the same bytes here.
+        command: The command that builds it, relative to its folder, where it was not built here.
+        remark: In words: what has run and what has not.
+    """
+
+    path: str = ""
+    bytes: int = 0
+    sha256: str = ""
+    builder: str = ""
+    targets: tuple[str, ...] = ()
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    network: Mapping[str, int] = field(default_factory=dict)
+    repeatable: bool = False
+    command: str = ""
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineReport:
     """What a plan built.
 
@@ -205,6 +234,11 @@ class EngineReport:
         max_abs_diff: Largest output difference from the reference in the self-test.
         self_test: What the self-test says.
         rewritten: Constants of masks that layers take as the least number of their format.
+        executed_on: Backend that ran it in the self-test.
+        emulated: Whether that is another backend than the one that it is for.
+        casts: Casts that the runtime inserted.
+        providers: Nodes of the optimised graph by the execution provider that ran them.
+        serialized: The serialized engine, where the backend has a builder.
     """
 
     name: str
@@ -219,6 +253,11 @@ class EngineReport:
     max_abs_diff: float = 0.0
     self_test: str = ""
     rewritten: tuple[Rewritten, ...] = ()
+    executed_on: str = "ort-cpu"
+    emulated: bool = False
+    casts: int = 0
+    providers: Mapping[str, int] = field(default_factory=dict)
+    serialized: Serialized | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +279,8 @@ class Judgement:
         flip_rate: Share of samples whose answer changed.
         cosine: Mean cosine similarity between outputs of engine and reference.
         remark: In words.
+        executed_on: Backend that ran the engine's graph.
+        emulated: Whether that is another backend than the one that it is for.
     """
 
     engine: str
@@ -256,3 +297,5 @@ class Judgement:
     flip_rate: float
     cosine: float
     remark: str = ""
+    executed_on: str = "ort-cpu"
+    emulated: bool = False

@@ -12,7 +12,7 @@ from qbench.backends import Backend, applicability
 from qbench.errors import MeasurementError
 from qbench.graph.intermediates import implicit_of, nodes_by_name, tensors_of
 from qbench.graph.lint import FP16_MAX
-from qbench.lowering import Lowering, Refusal, lowering_for, unusable_clips
+from qbench.lowering import LOWERINGS, Lowering, Refusal, lowering_for, unusable_clips
 from qbench.lowering.treated import treated
 from qbench.records import Estimate, Layer, Status, SweepRecord, TensorRange, Treatment
 from qbench.sensitivity.diagnosis import find_non_finite
@@ -122,13 +122,19 @@ def refuse(
         return Refusal(status, reason)
     if format_name == bench.backend.high_precision:
         return Refusal(Status.NOT_APPLICABLE, f"{format_name} is the high precision: no change")
-    lowering = treated(lowering_for(format_name), treatment)
+    if format_name not in LOWERINGS:
+        return Refusal(
+            Status.NOT_YET,
+            f"{format_name} beside {bench.backend.high_precision} is not measured by this version",
+            "write it into plan.yaml for layers that need it",
+        )
+    lowering = treated(lowering_for(format_name, backend=bench.backend), treatment)
     refusal = lowering.requires(bench.replay.model, layer)
     if refusal is not None:
         return refusal
     if format_name == "fp16":
         return _overflow(bench, layer)
-    if lowering_for(format_name).format.needs_range:
+    if lowering_for(format_name, backend=bench.backend).format.needs_range:
         unusable = unusable_clips(layer, bench.clips)
         if unusable:
             return Refusal(
@@ -155,7 +161,7 @@ def _overflow(bench: Bench, layer: Layer) -> Refusal | None:
 
 
 def _measure(bench: Bench, layer: Layer, base: SweepRecord, outputs_only: bool) -> SweepRecord:
-    lowering = treated(lowering_for(base.format), base.treatment)
+    lowering = treated(lowering_for(base.format, backend=bench.backend), base.treatment)
     clips = bench.clips
 
     changed = bench.replay.change(layer, lambda model, own: lowering.apply(model, own, clips))

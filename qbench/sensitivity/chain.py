@@ -1,7 +1,9 @@
 """The chain: the graph cut into segments, and a session of each as it is in the reference.
 
 Chained, the segments give what the whole graph gives. Of the unchanged graph there is one session a
-segment, opened when it is first needed, and every replay over the same cuts shares it.
+segment, opened when it is first needed, and every replay over the same cuts shares it. On a backend
+whose high precision is fp16 each segment is made an island before it is run: what crosses a cut is
+rounded to fp16 already, and so is the same to the next segment as if there were no cut.
 
 NOTE: sessions pack the weights of their products (a copy each) and share no packed weight: ONNX
 Runtime offers that to C++ alone. Without packing they would share the mapped file, but products of
@@ -17,7 +19,9 @@ from collections.abc import Mapping
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from qbench.backends import BACKENDS, Variant
 from qbench.graph.content import release_weights
 from qbench.graph.segments import (
     Segment,
@@ -31,6 +35,7 @@ from qbench.graph.segments import (
     unknown_borders,
 )
 from qbench.graph.shapes import infer_shapes
+from qbench.lowering.islands import carried_fills, make_islands
 from qbench.records import Layer, Layers
 from qbench.runtime.memory import return_free_memory
 from qbench.runtime.ort import Session, SessionSettings, open_session
@@ -60,8 +65,9 @@ class Chain:
         max_segments: int = 32,
     ) -> None:
         """Cut the graph; one probe is run and no session stays open."""
-        self.model, self.settings = model.clone(), settings
+        self.model, self.settings, self.layers = model.clone(), settings, layers
         infer_shapes(self.model)
+        self._fills = carried_fills(self.model) if self.has_islands else {}
         facts = probe_tensors(self.model, feeds, settings)
         annotate(self.model, facts)
         live = live_sets(self.model)
@@ -84,6 +90,7 @@ class Chain:
             return self
         other = Chain.__new__(Chain)
         other.model, other.settings, other.cuts = self.model, settings, self.cuts
+        other.layers, other._fills = self.layers, self._fills
         other._set_up()
         return other
 
@@ -99,6 +106,24 @@ class Chain:
             part = self._parts[index] = segment_model(self.model, self.segments[index])
         return part.clone()
 
+    @property
+    def has_islands(self) -> bool:
+        """Whether the backend's graphs hold fp16 as islands."""
+        return BACKENDS[self.settings.backend].variant is Variant.ISLANDS
+
+    def settle(self, part: ir.Model) -> ir.Model:
+        """Give a segment, each of its layers in its format, the backend's high precision.
+
+        It is done in place, and last; the same graph is returned.
+        """
+        if self.has_islands:
+            high = BACKENDS[self.settings.backend].high_precision
+            formats = {layer.name: high for layer in self.layers.layers}
+            whole = high == "fp16"
+            make_islands(part, self.layers, formats, whole=whole, fills=self._fills)
+            RemoveUnusedNodesPass()(part)
+        return part
+
     def session(self, index: int) -> Session:
         """Return the session of an unchanged segment; it is opened the first time."""
         session = self._sessions[index]
@@ -107,7 +132,8 @@ class Chain:
         with self._lock:
             session = self._sessions[index]
             if session is None:
-                session = self._sessions[index] = open_session(self.part(index), self.settings)
+                part = self.settle(self.part(index))
+                session = self._sessions[index] = open_session(part, self.settings)
         return session
 
     @property

@@ -41,7 +41,7 @@ def _first_bad_tensor(replay: Replay, changed: ChangedSegments, batch: int) -> s
     values = replay.start_values(batch)
     settings = replace(replay.settings, optimise=False)
     for index in range(changed.first, len(replay.segments)):
-        part = changed.models.get(index) or replay.part(index)
+        part = changed.models.get(index) or replay.chain.settle(replay.part(index))
         given = {v.name for v in part.graph.outputs}
         made = [v for node in part.graph for v in node.outputs if v.name]
         shown = [v for v in made if v.dtype not in FOREIGN]

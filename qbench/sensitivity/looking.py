@@ -126,7 +126,8 @@ class Pools:
         names = [use.output for layer in layers.layers for use in layer.occurrences]
         self.replay.make_room()
         tapped = with_taps(self.replay.model, names)
-        with open_session(tapped.model, self.replay.settings) as session:
+        graph = self.replay.chain.settle(tapped.model)
+        with open_session(graph, self.replay.settings) as session:
             given = session.run(self.replay.batches[self._tapped].feeds)
         return {name: given[output] for name, output in tapped.outputs.items()}
 
@@ -154,7 +155,7 @@ class Pools:
         return replace(record, wall_s=time.perf_counter() - started)
 
     def _measure(self, layer: Layer, base: SweepRecord, look: int) -> SweepRecord:
-        lowering, clips = lowering_for(base.format), self.bench.clips
+        lowering, clips = lowering_for(base.format, backend=self.bench.backend), self.bench.clips
         changed = self.replay.change(layer, lambda m, own: lowering.apply(m, own, clips), taps=True)
         try:
             wrong = [w for m in changed.models.values() if (w := lowering.ensures(m, layer))]

@@ -161,7 +161,7 @@ def calibration_spread(
 def _divergence_with(
     bench: Bench, layer: Layer, format_name: str, clips: Mapping[str, float]
 ) -> float:
-    lowering = lowering_for(format_name)
+    lowering = lowering_for(format_name, backend=bench.backend)
     changed = bench.replay.change(layer, lambda graph, own: lowering.apply(graph, own, clips))
     try:
         outputs = bench.replay.run_changed(changed)

@@ -123,7 +123,7 @@ def _try_cell(bench: Bench, layer: Layer, name: str, batch: int) -> SweepRecord 
     refusal = refuse(bench, layer, name)
     if refusal is not None:
         return replace(base, status=refusal.status, reason=refusal.reason, remedy=refusal.remedy)
-    lowering, clips = lowering_for(name), bench.clips
+    lowering, clips = lowering_for(name, backend=bench.backend), bench.clips
     try:
         changed = bench.replay.change(layer, lambda model, own: lowering.apply(model, own, clips))
         try:

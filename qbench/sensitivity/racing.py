@@ -234,7 +234,7 @@ class Racer:
 
         What it runs into is told by its first look.
         """
-        lowering, clips = lowering_for(format_name), self._bench.clips
+        lowering, clips = lowering_for(format_name, backend=self._bench.backend), self._bench.clips
         replay = self._bench.replay
         try:
             changed = replay.change(layer, lambda model, own: lowering.apply(model, own, clips))

@@ -229,7 +229,9 @@ class Replay:
 
     @property
     def holds_half(self) -> bool:
-        """Whether a tensor of the graph is in half precision."""
+        """Whether a tensor of the graph is in half precision, as it is run."""
+        if self.chain.has_islands:
+            return True
         halves = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
         return any(v.dtype in halves for node in self.model.graph for v in node.outputs)
 
@@ -251,7 +253,7 @@ class Replay:
                 if taps:
                     tap_outputs(part, layer)
                 changed.change = changed.change.with_part(lower(part, layer))
-                changed.models[index] = part
+                changed.models[index] = self.chain.settle(part)
                 changed.sessions[index] = open_session(part, self.settings)
                 release_weights(part)
         except BaseException:
@@ -316,7 +318,7 @@ class Replay:
         if index not in taps.kept:
             part = self.part(index)
             names = tap_outputs(part, layer)
-            with open_session(part, self.settings) as session:
+            with open_session(self.chain.settle(part), self.settings) as session:
                 taps.kept[index] = [
                     self.run_segment(index, batch, session, names) if names else {}
                     for batch in batches

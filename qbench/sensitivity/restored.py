@@ -38,7 +38,7 @@ def lower_layers(
     graph: ir.Model, bench: Bench, layers: Sequence[Layer], format_name: str
 ) -> ir.Model:
     """Give layers a format in place, in the graph's order, and return the graph."""
-    lowering = lowering_for(format_name)
+    lowering = lowering_for(format_name, backend=bench.backend)
     for layer in layers:
         lowering.apply(graph, layer, bench.clips)
     return graph
@@ -81,7 +81,7 @@ class Restoring:
         replay = self._bench.replay
         own = [x for x in self.layers if index in self._homes[x.name] and x.name != without]
         part = lower_layers(replay.part(index), self._bench, own, self._format)
-        session = open_session(part, replay.settings)
+        session = open_session(replay.chain.settle(part), replay.settings)
         release_weights(part)
         drop_weights(part)
         return session
