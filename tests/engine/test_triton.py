@@ -187,6 +187,41 @@ def test_tensorrt_engines_are_placed_and_described(engine: Path, tmp_path: Path,
     assert problems_of(tmp_path / "models/trt", engine / "engine.onnx") == []
 
 
+def test_external_data_outside_its_folder_is_refused(tmp_path: Path, capsys) -> None:
+    import onnx
+
+    save_graph(tiny_encoder(hidden=64), tmp_path / "x.onnx")
+    model = onnx.load(tmp_path / "x.onnx", load_external_data=False)
+    (tmp_path / "in").mkdir()
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = "../x.onnx.data"
+    onnx.save(model, tmp_path / "in" / "x.onnx")
+    assert export(tmp_path / "in" / "x.onnx", tmp_path / "models") == 2
+    assert capsys.readouterr().err.count("error:") == 1
+    assert not (tmp_path / "models").exists()
+
+
+def test_external_data_in_folders_of_its_own_stays_there(tmp_path: Path) -> None:
+    import onnx
+
+    save_graph(tiny_encoder(hidden=64), tmp_path / "x.onnx")
+    model = onnx.load(tmp_path / "x.onnx", load_external_data=False)
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = "weights/all.bin"
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "x.onnx.data").rename(tmp_path / "weights" / "all.bin")
+    onnx.save(model, tmp_path / "x.onnx")
+    assert export(tmp_path / "x.onnx", tmp_path / "models") == 0
+    placed = tmp_path / "models" / "x" / "1"
+    assert (placed / "weights" / "all.bin").is_file()
+    with open_session(placed / "model.onnx", SessionSettings(threads=1)) as session:
+        assert session.outputs == ("embedding",)
+
+
 @pytest.mark.slow
 def test_a_real_triton_serves_what_was_written(engine: Path, tmp_path: Path) -> None:
     try:
