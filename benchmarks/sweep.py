@@ -48,6 +48,7 @@ from qbench.raced import racer_for
 from qbench.records import Layer, SweepRecord, Verdict
 from qbench.runtime.ort import open_session
 from qbench.runtime.probe import probe_tensors
+from qbench.sensitivity.activations import Limits
 from qbench.sensitivity.cells import Bench, base_record, refuse
 from qbench.sensitivity.replay import Replay
 from qbench.sensitivity.sweep import Sweep
@@ -199,7 +200,7 @@ def race(
     """Run the raced sweep from its beginning, the reference included; return its records."""
     reset_peak()
     started = time.perf_counter()
-    runner = make_sweep(work, ranges, threads=1)  # cells side by side, a thread each
+    runner = make_sweep(work, ranges, side_by_side=True)
     racer = racer_for(work, runner)
     if racer is None:
         sys.exit("no part of this task can be measured on its own: there is no race")
@@ -218,11 +219,20 @@ def race(
     return list(found.values())
 
 
-def make_sweep(work: Workbench, ranges: Sequence[object], threads: int | None = None) -> Sweep:
-    """Return the sweep of a run, its reference run."""
-    seen, settings = tuple(ranges), work.settings
-    settings = settings if threads is None else replace(settings, threads=threads)
-    replay = Replay(work.model.ir, work.layers, work.batches("sweep"), settings, work.model.output)
+def make_sweep(work: Workbench, ranges: Sequence[object], side_by_side: bool = False) -> Sweep:
+    """Return the sweep of a run, its reference run.
+
+    Args:
+        work: The workbench of the run.
+        ranges: What calibration saw.
+        side_by_side: Whether cells share the machine, a thread each, as ``qbench sweep`` does it;
+            else a cell has all of its threads.
+    """
+    seen, settings, limits = tuple(ranges), work.settings, Limits()
+    if side_by_side:
+        settings, limits = replace(settings, threads=1), Limits(cells=settings.threads)
+    batches = work.batches("sweep")
+    replay = Replay(work.model.ir, work.layers, batches, settings, work.model.output, limits)
     clips = judging.clips_of(work, seen)  # type: ignore[arg-type]
     return Sweep(replay, work.task("sweep"), work.backend, clips, seen, work.config.run.seed)  # type: ignore[arg-type]
 
