@@ -41,6 +41,7 @@ from plan_sentiment import (
 from qbench import judging, pipeline
 from qbench.config import Config, load_config, make_config
 from qbench.engine.verify import Judge
+from qbench.errors import MeasurementError
 from qbench.judging import REFERENCE
 from qbench.planner import RANDOM, UNIFORM, decide, propose_baselines
 from qbench.progress import Silence
@@ -142,7 +143,11 @@ def build_plans(work: Workbench) -> dict[str, str]:
     work.config = given
     clips = judging.clips_of(work, work.run.read_ranges())
     for candidate in propose_baselines(work, first) if first is not None else ():
-        judging.build(work, candidate.name, judging.plan_for(work, candidate, clips))
+        try:
+            judging.build(work, candidate.name, judging.plan_for(work, candidate, clips))
+        except MeasurementError as error:
+            judging.discard(work, [candidate.name])
+            missing[candidate.name] = str(error)
     return missing
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -235,4 +236,9 @@ def _quiet() -> Iterator[None]:
     """Keep what the tools print and warn of out of the answer."""
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
-        yield
+        before = logging.root.manager.disable
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(before)

@@ -15,7 +15,7 @@ from qbench.judging import Candidate
 from qbench.planning.blocks import with_blocks
 from qbench.planning.choose import Bounds, Choice, Cost, choose
 from qbench.planning.choose import Candidate as Measured
-from qbench.planning.costs import Offer, make_offer, sum_divergence
+from qbench.planning.costs import Offer, make_offer, sum_divergence, weight_elements
 from qbench.planning.foreign import formats_of, read_modelopt
 from qbench.planning.front import front, random_plan
 from qbench.planning.pins import apply_pins
@@ -33,7 +33,7 @@ from qbench.statistics import non_inferior
 from qbench.trials import Trials, names_of
 from qbench.workbench import Workbench
 
-#: Uniform engines: one format wherever it applies to a linear layer.
+#: Uniform engines: one format for every matrix that can take it.
 UNIFORM = ("int8", "int8_dynamic", "w8a16", "w4a16")
 RANDOM = "random"
 #: Engines of the front that are timed again beside repaired ones.
@@ -363,7 +363,8 @@ def _row(
 
 def propose_baselines(work: Workbench, plan: Plan) -> list[Candidate]:
     """Return the engines that a plan is compared with: uniform ones, and a random one of equal
-    cost. A layer whose cell did not end ``ok`` keeps the high precision in them too."""
+    cost. A layer whose cell did not end ``ok`` keeps the high precision in them too, and so do
+    activations: uniform INT8 of norms and attention is what no tool does."""
     records = work.run.read_sweep()
     fine = {(r.layer, r.format) for r in records if r.status is Status.OK}
     candidates = []
@@ -373,6 +374,7 @@ def propose_baselines(work: Workbench, plan: Plan) -> list[Candidate]:
             for layer in work.layers.layers
             if (layer.name, name) in fine
             and applicability(layer.kind, name, work.backend)[0] is Status.OK
+            and weight_elements(layer)
         }
         if formats:
             candidates.append(Candidate(name, formats))
