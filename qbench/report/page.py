@@ -11,6 +11,7 @@ from typing import Any
 
 from qbench.errors import InputError
 from qbench.report import markup
+from qbench.report.built_tables import shown_built
 from qbench.report.comparison import compare_engines, dominance_words, front_table
 from qbench.report.figures import figures_of, spec_of, vegalite_version
 from qbench.report.multiplicity import multiplicity_words
@@ -18,7 +19,6 @@ from qbench.report.plan_tables import shown_front, shown_prices, shown_rounds
 from qbench.report.presentation import (
     agreement_words,
     shown_bench,
-    shown_built,
     shown_engines,
     shown_plan,
     shown_plan_counts,

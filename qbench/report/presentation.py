@@ -5,14 +5,14 @@ The page and the console write the same tables; this is what they share.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
 from qbench.formats import FORMATS
-from qbench.records import BenchRun, EngineReport, Plan, SweepRecord
+from qbench.records import BenchRun, Plan, SweepRecord
 from qbench.report.comparison import Comparison, bench_table, engines_table
 from qbench.report.tables import (
     measured_formats,
@@ -23,10 +23,8 @@ from qbench.report.tables import (
 )
 from qbench.report.wording import (
     interval,
-    listed,
     megabytes,
     number,
-    rewritten_words,
     share,
 )
 
@@ -82,7 +80,7 @@ def show(frame: pd.DataFrame, spec: _Spec, caption: str = "", marked: Sequence[i
 
 def text(name: str) -> Writer:
     """Return a writer of the attribute ``name`` as it is."""
-    return lambda row: _plain(getattr(row, name))
+    return lambda row: plain(getattr(row, name))
 
 
 def num(name: str, digits: int = 3) -> Writer:
@@ -112,7 +110,8 @@ def float_of(value: Any) -> float | None:
     return None if value is None or pd.isna(value) else float(value)
 
 
-def _plain(value: Any) -> str:
+def plain(value: Any) -> str:
+    """Return a value or its counts as a table shows them."""
     if isinstance(value, Mapping):
         return ", ".join(f"{count} {name}" for name, count in value.items()) or DASH
     if value is None or value == "" or (isinstance(value, float) and pd.isna(value)):
@@ -172,7 +171,7 @@ def verdict_text(row: Any) -> str:
     if row.verdict == "not_resolvable":
         needed = float_of(row.n_needed)
         return "not resolvable" + ("" if needed is None else f" (n ≈ {needed:,.0f})")
-    return _plain(row.verdict).replace("_", " ")
+    return plain(row.verdict).replace("_", " ")
 
 
 def shown_sensitive(
@@ -290,7 +289,7 @@ def shown_bench(bench: BenchRun) -> Shown:
 
 
 def _batches(row: Any) -> str:
-    return f"{_plain(row.batch_median)}, {_plain(row.batch_largest)}"
+    return f"{plain(row.batch_median)}, {plain(row.batch_largest)}"
 
 
 def shown_sweep(records: Sequence[SweepRecord]) -> Shown:
@@ -329,35 +328,6 @@ def shown_ranges(frame: pd.DataFrame) -> Shown:
         (Column("non-finite"), text("non_finite")),
     ]
     return show(plain, spec, f"{len(plain):,} tensors, calibration split")
-
-
-def shown_built(reports: Iterable[EngineReport]) -> Shown:
-    """Return what was asked for and what the runtime made of it."""
-    rows = [
-        (
-            report.name,
-            _plain(report.asked),
-            _plain(report.realised),
-            _kernels(report.kernels),
-            number(report.max_abs_diff),
-            report.self_test or DASH,
-            "; ".join(f"{f.layer}: {f.asked} → {f.realised}, {f.reason}" for f in report.fallbacks)
-            or DASH,
-            rewritten_words(report.rewritten) or DASH,
-        )
-        for report in reports
-    ]
-    headings = ("engine", "asked for", "realised", "operators after optimisation",
-                "largest output difference", "self-test", "fallbacks", "masks")  # fmt: skip
-    long = ("asked for", "realised", "operators after optimisation", "fallbacks", headings[-1])
-    columns = tuple(Column(h, h.startswith("largest"), h in long) for h in headings)
-    caption = "Layers by format, read back from the runtime's optimised graph"
-    return Shown(caption, columns, tuple(rows))
-
-
-def _kernels(counts: Mapping[str, int]) -> str:
-    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return listed([f"{count} {name}" for name, count in ordered]) if ordered else DASH
 
 
 def shown_statuses(records: Sequence[SweepRecord]) -> Shown:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from qbench.formats import FORMATS
-from qbench.records import Estimate, Rewritten, Status, Verdict
+from qbench.records import Estimate, Rewritten, Serialized, Status, Verdict
 
 #: Names that the plan's engine, the reference and the random plan have in every record.
 PLAN, REFERENCE, RANDOM = "plan", "reference", "random"
@@ -129,4 +129,18 @@ def rewritten_words(items: Iterable[Rewritten]) -> str:
         f"{constant} ({value:.4g}) {'stays' if value == becomes else f'→ {becomes:.6g}'}, "
         f"{count} layers"
         for (constant, value, becomes), count in counts.items()
+    )
+
+
+def serialized_words(made: Serialized | None) -> str:
+    """Return what became of a serialized engine, in words; "" where the backend has none."""
+    if made is None:
+        return ""
+    if not made.path:
+        return f"not built here; {made.remark}"
+    layers = ", ".join(f"{count} {kind}" for kind, count in made.network.items())
+    targets = f" for {', '.join(made.targets)}" if made.targets else ""
+    return (
+        f"{made.path}, {made.bytes / 1e6:.1f} MB by {made.builder}{targets}; network as parsed: "
+        f"{layers}; {made.remark}"
     )
