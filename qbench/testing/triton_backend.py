@@ -2,8 +2,9 @@
 
 Copied to ``backends/onnxruntime/model.py`` it serves every model of the platform
 ``onnxruntime_onnx`` from an unchanged repository. It runs inside Triton's own interpreter. As
-the real one does, it refuses tensors that the graph does not have; requests of one batch have
-equal shapes, as Triton's scheduler sees to.
+the real one does, it refuses tensors that the graph does not have. Requests of one batch have
+equal shapes, as Triton's scheduler sees to; where a repository allows ragged batches they are
+padded with zeros to the longest, as for a model with a mask.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class TritonPythonModel:
             tensors = [triton.get_input_tensor_by_name(one, name) for one in requests]
             # NOTE: with NumPy 2 the backend's own conversions give empty arrays; DLPack does not.
             arrays = [np.from_dlpack(tensor) for tensor in tensors]
-            feeds[name] = np.concatenate(arrays)
+            feeds[name] = _joined(arrays)
             rows = [len(array) for array in arrays]
         outputs = self._session.run(self._outputs, feeds)
         ends = np.cumsum(rows)
@@ -69,3 +70,18 @@ class TritonPythonModel:
             ]
             answers.append(triton.InferenceResponse(tensors))
         return answers
+
+
+def _joined(arrays: list[Any]) -> Any:
+    """Return arrays [rows, …] of a batch as one; those of different shape are padded with zeros."""
+    import numpy as np
+
+    shape = np.max([array.shape[1:] for array in arrays], axis=0)
+    if all(array.shape[1:] == tuple(shape) for array in arrays):
+        return np.concatenate(arrays)
+    joined = np.zeros((sum(map(len, arrays)), *shape), arrays[0].dtype)
+    row = 0
+    for array in arrays:
+        joined[(slice(row, row + len(array)), *map(slice, array.shape[1:]))] = array
+        row += len(array)
+    return joined

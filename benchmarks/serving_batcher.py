@@ -1,0 +1,142 @@
+"""The batcher without a server around it: its rate, the engine's ceiling, and what it costs."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from qbench.serving.arrivals import Arrivals, Process
+from qbench.serving.bench import Engine, Workload
+from qbench.serving.decisions import Accept, BatchLimits
+from qbench.serving.flights import LoopOptions
+from qbench.serving.load import ClosedLoop, drive
+from qbench.serving.opening import Opened
+from qbench.serving.openload import OpenLoop, drive_open
+from qbench.serving.pool import pools_for
+from qbench.serving.request import Done, Encoded, Feeds, Pad, Work, token_count
+from qbench.serving.service import Request, Service
+from qbench.serving.targets import ServiceTarget
+
+BUDGETS = (64, 128, 256, 512)
+
+
+def sorted_batches(pad: Pad, encoded: Sequence[Encoded], budget: int) -> list[tuple[Feeds, int]]:
+    """Return (feeds, requests) of all requests, sorted, in batches under a budget of tokens."""
+    groups: list[list[Encoded]] = [[]]
+    for one in sorted(encoded, key=token_count):
+        if groups[-1] and (len(groups[-1]) + 1) * token_count(one) > budget:
+            groups.append([])
+        groups[-1].append(one)
+    return [(pad(group), len(group)) for group in groups]
+
+
+class Offline:
+    """The engine's ceiling: the same requests sorted, in batches, on all lanes, no server.
+
+    Args:
+        engine: The engine.
+        workload: The requests.
+        lanes: Lanes and threads of each.
+    """
+
+    def __init__(self, engine: Engine, workload: Workload, lanes: tuple[int, int]) -> None:
+        encoded = workload.encoded()
+        self._runs = [engine.open_lane(lanes[1]) for _ in range(lanes[0])]
+        self._batches = {
+            budget: sorted_batches(workload.pad, encoded, budget) for budget in BUDGETS
+        }
+        self.budget = BUDGETS[0]
+
+    def tune(self, seconds: float) -> None:
+        """Take the best budget."""
+        self.budget = max(BUDGETS, key=lambda budget: self.rate(seconds, budget))
+
+    def rate(self, seconds: float, budget: int | None = None) -> float:
+        """Return requests a second; the lanes share the batches, of which each runs as often."""
+        batches = self._batches[budget or self.budget]
+        turn, done = itertools.count(), [0] * len(self._runs)
+        started_s = time.perf_counter()
+
+        def work(lane: int) -> None:
+            while (time.perf_counter() - started_s) < seconds:
+                feeds, count = batches[next(turn) % len(batches)]
+                self._runs[lane](feeds)
+                done[lane] += count
+
+        threads = [threading.Thread(target=work, args=(lane,)) for lane in range(len(done))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return sum(done) / (time.perf_counter() - started_s)
+
+
+class Futures:
+    """A service as the closed loop drives it: by its futures, as a server would."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def submit(self, payload: Any, done: Done) -> Accept:
+        """Hand a request in."""
+        future = self._service.submit(Request(payload))
+        future.add_done_callback(lambda one: done(one.result()))
+        return Accept(0)
+
+
+def batcher_rate(service: Service, encoded: Sequence[Encoded], load: ClosedLoop) -> float:
+    """Return requests a second of the batcher under a closed loop."""
+    result = drive(Futures(service), encoded, load)
+    answered = (one.times.answered_s for one in result.served)
+    count = sum(result.measured_from_s <= at_s < result.end_s for at_s in answered)
+    return count / (result.end_s - result.measured_from_s)
+
+
+def overhead_us(engine: Engine, workload: Workload, clients: int, tries: int = 5) -> float:
+    """Return CPU microseconds a request of the batcher and its client; the engine costs nothing.
+
+    The least of some tries: whatever else runs on a machine only adds to it.
+    """
+    encoded = workload.encoded()
+    zeros = np.zeros((256, 8), np.float32)
+    name = engine.inputs[0].name
+    pads = pools_for(engine.inputs, workload.pad, encoded, 1024, 0)
+    found = []
+    for _ in range(tries):
+        lanes = [lambda feeds: {"y": zeros[: len(feeds[name])]}]
+        with Service(lanes, Work(workload.pad), BatchLimits(), LoopOptions(pads=pads)) as service:
+            result = drive(Futures(service), encoded, ClosedLoop(clients, 0.5, 0.1))
+        answered = [one.times.answered_s for one in result.served]
+        count = sum(result.measured_from_s <= at_s < result.end_s for at_s in answered)
+        found.append(result.cpu_s / count * 1e6)
+    return min(found)
+
+
+def at_70(
+    opened: Opened, encoded: Sequence[Encoded], rate: float, seconds: float
+) -> dict[str, float]:
+    """Return latencies of the batcher at 70 % of a rate, and the bound that they should keep.
+
+    The bound is the longest wait and twice the longest batch that the budget allows, by the cost
+    model that the batcher learnt under this load.
+    """
+    load = OpenLoop(Arrivals(Process.POISSON, 0.7 * rate), seconds, 1.0)
+    result = drive_open(ServiceTarget(opened.service), encoded, load)
+    measured = [1e3 * one.latency_s for one in result.measured]
+    loop = opened.service.loop
+    model, budget = loop.model(), loop.batcher.limits.token_budget
+    lengths = {token_count(one) for one in encoded}
+    worst_ms = 1e3 * max(model.predict(max(budget // n, 1), n) for n in lengths)
+    wait_ms = loop.batcher.limits.max_wait_s * 1e3
+    return {
+        "offered_rps": result.offered_rps,
+        "p50_ms": float(np.percentile(measured, 50)),
+        "p99_ms": float(np.percentile(measured, 99)),
+        "batch_ms": worst_ms,
+        "bound_ms": wait_ms + 2 * worst_ms,
+    }
