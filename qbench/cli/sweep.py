@@ -57,6 +57,7 @@ def command(model: str, **options: Any) -> Answer:
     content = {
         "run": str(work.run.path),
         "cells": dict(counts),
+        **(work.run.read_run().get("sweep") or {}),
         "records": records,
         "remedies": work.run.read_remedies(),
         "causes": work.run.known_causes(),

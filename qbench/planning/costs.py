@@ -30,6 +30,7 @@ class Option:
         seconds: Change of a batch's time against the high precision (below zero is faster).
         elements: Weight elements over which mean bits are counted; 0 where it holds no matrix.
         bits: Bits a weight element, scales not counted.
+        part: Samples that the divergence was estimated from, where that is not all of them.
     """
 
     format: str
@@ -38,6 +39,7 @@ class Option:
     seconds: float
     elements: int = 0
     bits: int = 0
+    part: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +256,8 @@ def make_offer(records: Sequence[SweepRecord], layers: Layers, backend: Backend)
                 continue
             divergence = max(0.0, record.divergence.value)
             elements, bits = weight_elements(layer), format_named(form).weight_bits
-            offered.append(Option(form, divergence, cost.bytes, cost.seconds, elements, bits))
+            part = 0 if record.effort == "full" else record.n
+            offered.append(Option(form, divergence, cost.bytes, cost.seconds, elements, bits, part))
         options[name] = tuple(offered)
     return Offer(
         options,

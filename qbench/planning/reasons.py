@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from qbench.planning.costs import Offer
+from qbench.planning.costs import Offer, Option
 from qbench.planning.problem import Objective, cost_of
 from qbench.records import Layers, PlanLayer, Treatment
 
@@ -90,6 +90,12 @@ def with_treatment(row: PlanLayer, treatment: Treatment | None) -> PlanLayer:
     return replace(row, treatment=treatment, reason=words)
 
 
+def _told(option: Option) -> str:
+    """Return a divergence in words; one from a part of the samples says so."""
+    value = f"{option.divergence:.2g}"
+    return f"≈ {value} (estimated from {option.part} samples)" if option.part else value
+
+
 def _legible(divergence: float) -> float:
     return float(f"{divergence:.4g}")
 
@@ -136,9 +142,9 @@ def _why_lowered(
         other = min(cheaper, key=lambda o: cost_of(o, objective))
         what = (
             f"within the divergence budget; {other.format} takes fewer {_UNIT[objective]} and "
-            f"diverges by {other.divergence:.2g}"
+            f"diverges by {_told(other)}"
         )
-    return f"{form}: {what}; divergence {chosen.divergence:.2g} (rank {rank} of {total})"
+    return f"{form}: {what}; divergence {_told(chosen)} (rank {rank} of {total})"
 
 
 def _why_kept(
@@ -163,7 +169,4 @@ def _why_kept(
         return f"{kept}: kept, none of {tried} is {_CHEAPER[objective]} here"
     least = min(cheaper, key=lambda o: o.divergence)
     rank, _ = ranks[layer, least.format]
-    return (
-        f"{kept}: kept, its divergence as {least.format} {least.divergence:.2g} is the "
-        f"{ordinal(rank)}"
-    )
+    return f"{kept}: kept, its divergence as {least.format} {_told(least)} is the {ordinal(rank)}"

@@ -194,6 +194,7 @@ class ProxyAudit:
         scores: One a proxy and format, ``all`` first.
         skipped: Why a proxy is missing, by its name.
         cells: The values themselves.
+        partial: Cells whose divergence is an estimate from a part of the samples.
     """
 
     metric: str
@@ -201,3 +202,4 @@ class ProxyAudit:
     scores: tuple[ProxyScore, ...]
     skipped: Mapping[str, str] = field(default_factory=dict)
     cells: tuple[ProxyCell, ...] = ()
+    partial: int = 0

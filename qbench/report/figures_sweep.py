@@ -23,12 +23,14 @@ from qbench.report.figure_style import (
     tips,
     titled,
 )
+from qbench.report.presentation import span
 from qbench.report.tables import measured_formats, sweep_table
 from qbench.report.wording import STATUS_SIGN, number, split_block
 
 #: Layers of one panel of the heat map, at most.
 PANEL_ROWS = 40
 _SIGN_UNRESOLVED = "~"
+_SIGN_PARTIAL = "≈"
 
 
 def heat_map_data(records: Sequence[SweepRecord]) -> pd.DataFrame:
@@ -47,8 +49,10 @@ def heat_map_data(records: Sequence[SweepRecord]) -> pd.DataFrame:
     floor = positive.min() if len(positive) else 1e-12
     frame["shown"] = divergence.clip(lower=floor)
     frame["sign"] = [
-        _sign(status, resolvable)
-        for status, resolvable in zip(frame["status"], frame["resolvable"], strict=True)
+        _sign(status, resolvable, effort)
+        for status, resolvable, effort in zip(
+            frame["status"], frame["resolvable"], frame["effort"], strict=True
+        )
     ]
     frame["divergence_text"] = interval_texts(frame, "divergence")
     frame["drop_text"] = interval_texts(frame, "drop")
@@ -60,14 +64,16 @@ def heat_map_data(records: Sequence[SweepRecord]) -> pd.DataFrame:
     return frame
 
 
-def _sign(status: str, resolvable: bool | None) -> str:
+def _sign(status: str, resolvable: bool | None, effort: str) -> str:
     if status != Status.OK:
         return STATUS_SIGN[Status(status)]
+    if effort != "full":
+        return _SIGN_PARTIAL
     return _SIGN_UNRESOLVED if resolvable is False else ""
 
 
-def _resolved_words(resolvable: bool | None) -> str:
-    if resolvable is None:
+def _resolved_words(resolvable: bool | float | None) -> str:
+    if resolvable is None or pd.isna(resolvable):
         return "no drop measured"
     return "beyond noise" if resolvable else "not resolvable: the interval holds 0"
 
@@ -111,10 +117,11 @@ def draw_heat_map(
     ]
     ok = data[data["status"] == Status.OK]
     notes = (
-        f"Mean divergence from the reference on n = {_count_text(ok['n'])} samples; darker moves "
+        f"Mean divergence from the reference on n = {span(ok['n'])} samples; darker moves "
         "the answers more. Layers in topological order.",
         f"~ the interval of the {_metric(ok)} drop holds 0: not resolvable, noise. × invalid, "
         "! failed, · not offered yet; blank where the format means nothing.",
+        _partial_note(ok, "≈"),
         _floor_note(floor),
     )
     return finished(panels(charts, columns), titled(title, *notes))
@@ -131,9 +138,13 @@ def _log_domain(values: pd.Series[Any]) -> list[float]:
     return [low, high if high > low else low * 10]
 
 
-def _count_text(counts: pd.Series[Any]) -> str:
-    low, high = int(counts.min()), int(counts.max())
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+def _partial_note(cells: pd.DataFrame, sign: str) -> str:
+    count = int((cells["effort"] != "full").sum())
+    if not count:
+        return ""
+    return (
+        f"{sign}: estimated from a part of the samples, where the race stopped ({count:,} cells)."
+    )
 
 
 def _metric(frame: pd.DataFrame) -> str:
@@ -178,7 +189,7 @@ def _heat_colour(domain: list[float]) -> alt.Color:
 
 _HEAT_COLUMNS = [
     "layer", "kind", "format", "label", "status", "shown", "sign", "divergence_text", "drop_text",
-    "metric", "resolved_text", "p_text", "n", "flip_rate", "sqnr_db", "reason",
+    "metric", "resolved_text", "p_text", "n", "effort", "flip_rate", "sqnr_db", "reason",
 ]  # fmt: skip
 _HEAT_TOOLTIP = [
     *tips("layer:N", "kind:N", "format:N", "status:N"),
@@ -187,7 +198,7 @@ _HEAT_TOOLTIP = [
     alt.Tooltip("drop_text:N", title="drop [95 %], > 0 is worse"),
     alt.Tooltip("resolved_text:N", title="drop is"),
     alt.Tooltip("p_text:N", title="p: raw; Holm; Benjamini–Hochberg"),
-    *tips("n:Q"),
+    *tips("n:Q", "effort:N"),
     alt.Tooltip("flip_rate:Q", title="answers changed", format=".1%"),
     alt.Tooltip("sqnr_db:Q", title="SQNR at output, dB", format=".1f"),
     *tips("reason:N"),
@@ -227,9 +238,10 @@ def draw_ranking(
         _rank_panel(str(n), g, kinds, noise_floor) for n, g in data.groupby("format", sort=False)
     ]
     notes = (
-        f"Mean divergence a sample with its 95 % interval, n = {_count_text(data['n'])}; the "
+        f"Mean divergence a sample with its 95 % interval, n = {span(data['n'])}; the "
         f"{top} most divergent layers of each format.",
         "Layers whose intervals overlap are not told apart.",
+        _partial_note(data, "Pale"),
         _floor_note(noise_floor) + _line_note(data, noise_floor),
     )
     return finished(panels(charts, 2), titled(title, *notes))
@@ -252,12 +264,13 @@ def _rank_panel(
     name: str, group: pd.DataFrame, kinds: alt.Scale, floor: float | None = None
 ) -> Any:
     columns = ["layer", "kind", "divergence", "divergence_low", "divergence_high", "rank_text",
-               "n"]  # fmt: skip
+               "n", "effort"]  # fmt: skip
     base = alt.Chart(group[columns], width=270, height=rows_high(len(group))).encode(
         y=alt.Y("layer:N", sort=group["layer"].tolist(), title=None),
         color=alt.Color("kind:N", scale=kinds, title="kind", legend=alt.Legend(orient="top")),
         tooltip=[*tips("layer:N", "kind:N"), alt.Tooltip("divergence:Q", format=".3g"),
-                 alt.Tooltip("rank_text:N", title="rank [95 %]"), *tips("n:Q")],
+                 alt.Tooltip("rank_text:N", title="rank [95 %]"), *tips("n:Q", "effort:N")],
+        opacity=alt.condition("datum.effort === 'full'", alt.value(1), alt.value(0.4)),
     )  # fmt: skip
     axis = alt.X(
         "divergence_low:Q",
@@ -266,7 +279,7 @@ def _rank_panel(
         axis=alt.Axis(format=".0e", tickCount=4, labelOverlap="greedy"),
     )
     rules = base.mark_rule(strokeWidth=2).encode(x=axis, x2=alt.X2("divergence_high"))
-    points = base.mark_point(filled=True, size=55, opacity=1).encode(x=alt.X("divergence:Q"))
+    points = base.mark_point(filled=True, size=55).encode(x=alt.X("divergence:Q"))
     layers = [rules, points]
     if _near(group, floor):
         line = alt.Chart(pd.DataFrame({"divergence_low": [floor]})).mark_rule(strokeDash=[4, 4])

@@ -97,7 +97,7 @@ def est(name: str, unit: str = "", digits: int = 2) -> Writer:
             return DASH
         low, high = (float_of(getattr(row, f"{name}_{end}{unit}")) for end in ("low", "high"))
         if low is None or high is None:
-            return number(value, digits)
+            return f"{value:.0f}" if name == "rank" else number(value, digits)
         if name == "rank":
             return f"{value:.0f} [{low:.0f}, {high:.0f}]"
         return f"{number(value, digits)} {interval(low, high)}"
@@ -195,18 +195,34 @@ def shown_sensitive(
     spec: list[tuple[Column, Writer]] = [
         (Column("rank [95 %]"), est("rank")),
         (Column("layer", right=False), text("layer")),
-        (Column(f"{chosen}: divergence [95 %]"), est("divergence")),
+        (Column(f"{chosen}: divergence [95 %]"), _divergence),
         (Column(f"{chosen}: drop [95 %]"), _drop),
         *((Column(name), num(name, 2)) for name in beside),
     ]
-    n = int(frame["n"].max()) if len(frame) else 0
-    caption = (
-        f"The {len(frame)} most divergent layers in {chosen}, n = {n:,} sweep samples. "
-        "~ is noise: the interval of the drop holds 0"
-    )
+    partial = frame["effort"] != "full"
+    whole = frame.loc[~partial, "n"]
+    caption = f"The {len(frame)} most divergent layers in {chosen}"
+    if len(whole):
+        caption += f", n = {int(whole.max()):,} sweep samples. ~ is noise: the interval of the drop"
+        caption += " holds 0"
+    if partial.any():
+        caption += (
+            f". ≈ is estimated from a part of the samples (n = {span(frame.loc[partial, 'n'])}): "
+            "the race stopped the cell there, so it has no drop, and ranks have no interval"
+        )
     if beside:
         caption += ". Right: divergence in other formats"
     return show(frame, spec, caption)
+
+
+def _divergence(row: Any) -> str:
+    return ("" if row.effort == "full" else "≈ ") + est("divergence")(row)
+
+
+def span(counts: pd.Series[Any]) -> str:
+    """Return the smallest and the largest of some counts in words, or the one that all are."""
+    low, high = int(counts.min()), int(counts.max())
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def _drop(row: Any) -> str:
@@ -228,8 +244,8 @@ def agreement_words(agreement: Mapping[str, Any]) -> str:
         for name, value in agreement.items()
     ]
     return (
-        "Agreement of two halves of the sweep split on the order of layers (rank correlation, "
-        "1 is the same order): " + "; ".join(parts) + "."
+        "Agreement of two halves of the sweep split on the order of layers that were measured on "
+        "all samples (rank correlation, 1 is the same order): " + "; ".join(parts) + "."
     )
 
 
@@ -301,15 +317,23 @@ def shown_sweep(records: Sequence[SweepRecord]) -> Shown:
         (Column("kind", right=False), text("kind")),
         (Column("format", right=False), text("format")),
         (Column("status", right=False), lambda row: row.status.replace("_", " ")),
-        (Column("divergence [95 %]"), est("divergence")),
+        (Column("divergence [95 %]"), _divergence),
         (Column("drop [95 %]"), est("drop")),
         (Column("drop is", right=False), _resolved),
         (Column("n"), text("n")),
+        (Column("effort", right=False, wrap=True), _effort),
         (Column("answers changed"), lambda row: share(float_of(row.flip_rate))),
         (Column("SQNR, dB"), num("sqnr_db")),
         (Column("reason", right=False, wrap=True), text("reason")),
     ]
-    return show(kept, spec, f"{len(kept):,} cells; those that mean nothing are left out")
+    caption = f"{len(kept):,} cells; those that mean nothing are left out"
+    if (kept["effort"] != "full").any():
+        caption += ". ≈ is estimated from n samples: a race stopped the cell there"
+    return show(kept, spec, caption)
+
+
+def _effort(row: Any) -> str:
+    return str(row.effort) if row.status == "ok" else DASH
 
 
 def shown_ranges(frame: pd.DataFrame) -> Shown:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbench.records import Estimate, SweepRecord
-from qbench.report.samples import cells_by_format, divergence_samples
+from qbench.report.samples import cells_by_format, divergence_samples, is_partial
 
 
 def ranks_by_divergence(divergences: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -50,13 +50,15 @@ def rank_intervals(
 def half_agreement(records: Sequence[SweepRecord], seed: int = 0) -> dict[str, Estimate]:
     """Return how well two halves of the samples agree on the order of layers, by format.
 
-    Formats with fewer than three cells, or whose samples were not kept, are left out.
+    Only cells that were measured on all samples count. Formats with fewer than three of them, or
+    whose samples were not kept, are left out.
     """
     from qbench.statistics import rank_agreement
 
     found: dict[str, Estimate] = {}
-    for name, places in cells_by_format(records).items():
-        samples = divergence_samples([records[place] for place in places])
+    whole = [record for record in records if not is_partial(record)]
+    for name, places in cells_by_format(whole).items():
+        samples = divergence_samples([whole[place] for place in places])
         if samples is not None and len(places) >= 3 and samples.shape[1] >= 4:
             found[name] = rank_agreement(samples, seed=seed)
     return found

@@ -20,6 +20,11 @@ def cells_by_format(records: Sequence[SweepRecord]) -> dict[str, list[int]]:
     return {name: found[name] for name in [*FORMATS, *found] if name in found}
 
 
+def is_partial(record: SweepRecord) -> bool:
+    """Whether a cell's divergence is an estimate from a part of the samples: a race stopped it."""
+    return record.status is Status.OK and record.effort != "full"
+
+
 def divergence_samples(records: Sequence[SweepRecord]) -> NDArray[np.float64] | None:
     """Return the divergences by cell and sample, shape [cells, n].
 

@@ -19,6 +19,7 @@ from qbench.report.remedy_tables import cause_words, remedy_words
 from qbench.report.run_records import RunRecords
 from qbench.report.tables import primary_metric, ranking_format
 from qbench.report.trust_tables import call_words, floor_words
+from qbench.report.uncovered import effort_words
 from qbench.report.verdicts import VERDICT_TONE, verdict_of, verdict_words
 
 if TYPE_CHECKING:
@@ -96,6 +97,8 @@ def _layer_parts(run: RunRecords, top: int) -> list[RenderableType]:
             *call_words(run.noise, [ranking_format(run.sweep) or ""]),
         ]
         parts += [Text(text) for text in words if text]
+    if top:
+        parts += [Text(text) for text in effort_words(run)]
     if run.plan is not None and top:
         parts.append(rich_table(shown_plan_counts(run.plan)))
     return parts

@@ -36,6 +36,7 @@ SWEEP_COLUMNS = (
     "layer", "kind", "format", "status", "rank", "rank_low", "rank_high",
     "divergence", "divergence_low", "divergence_high", "metric", "drop", "drop_low", "drop_high",
     "resolvable", "p", "p_holm", "p_bh", "interaction", "interaction_low", "interaction_high", "n",
+    "effort",
     "flip_rate", "sqnr_db", "cosine", "latency_delta_ms",
     "latency_delta_low_ms", "latency_delta_high_ms", "weight_bytes", "backend", "executed_on",
     "emulated", "reason", "remedy", "wall_s",
@@ -131,6 +132,8 @@ def sweep_table(
         restored: The view with all layers low and one restored, for the column ``interaction``.
 
     Returns:
+        ``n`` and ``effort`` say on how many samples a cell was measured: the divergence of one that
+        a race stopped is an estimate from these, and it has no drop.
         ``p`` is the raw p-value of the drop; ``p_holm`` and ``p_bh`` are adjusted over all cells.
     """
     shown = metric or primary_metric(records)
@@ -150,9 +153,9 @@ def primary_metric(records: Iterable[SweepRecord]) -> str | None:
 
 def _cell_row(record: SweepRecord, metric: str | None) -> dict[str, Any]:
     drop = record.drops.get(metric) if metric else None
-    row = {name: getattr(record, name) for name in ("layer", "format", "n", "flip_rate",
-           "sqnr_db", "cosine", "weight_bytes", "backend", "executed_on", "emulated", "reason",
-           "remedy", "wall_s")}  # fmt: skip
+    row = {name: getattr(record, name) for name in ("layer", "format", "n", "effort",
+           "flip_rate", "sqnr_db", "cosine", "weight_bytes", "backend", "executed_on", "emulated",
+           "reason", "remedy", "wall_s")}  # fmt: skip
     row |= {"kind": str(record.kind), "status": str(record.status), "metric": metric or ""}
     row |= estimate_columns("divergence", record.divergence)
     row |= estimate_columns("drop", drop)
@@ -226,7 +229,8 @@ def most_sensitive(
     chosen = format or ranking_format(records)
     frame = sweep_table(records)
     columns = ["rank", "rank_low", "rank_high", "layer", "kind", "divergence", "divergence_low",
-               "divergence_high", "drop", "drop_low", "drop_high", "resolvable", "n"]  # fmt: skip
+               "divergence_high", "drop", "drop_low", "drop_high", "resolvable", "n",
+               "effort"]  # fmt: skip
     ranked = frame[(frame["format"] == chosen) & frame["rank"].notna()]
     best = ranked.sort_values("rank").head(top)[columns].reset_index(drop=True)
     for other in measured_formats(records):

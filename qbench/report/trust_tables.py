@@ -266,6 +266,12 @@ def audit_words(audit: ProxyAudit) -> list[str]:
             where += f", and within {listed(inside) if inside else 'no single one'}"
         said = f"may be used alone {where}" if where else "may not be used alone"
         words.append(f"{name[:1].upper()}{name[1:]} {said}.")
+    if audit.partial:
+        words.append(
+            f"The divergence of {audit.partial:,} of {len(audit.cells):,} cells is an estimate "
+            "from a part of the samples, where the race stopped; the last rows are of the others "
+            "alone. An audit of what was measured in full needs a sweep with --no-race."
+        )
     words += [f"{_PROXY_NAMES.get(p, p)}: skipped: {why}." for p, why in audit.skipped.items()]
     words.append(
         f"A proxy may be used alone where the whole interval of its ρ lies above "

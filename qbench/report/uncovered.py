@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pandas as pd
+
 from qbench.records import Layers, Status
-from qbench.report.presentation import Column, Shown, show, text
+from qbench.report.presentation import Column, Shown, show, span, text
 from qbench.report.run_records import RunRecords
+from qbench.report.samples import is_partial
 from qbench.report.tables import unlayered_table
 from qbench.report.wording import listed
 
@@ -28,7 +31,28 @@ def uncovered_words(run: RunRecords) -> list[str]:
     """Return one sentence for each thing that the run did not measure."""
     words = [f"{_PARTS[part]}: {reason}" for part, reason in run.missing.items()]
     words += [f"Noise: {remark}." for remark in (run.noise.remarks if run.noise else ())]
-    return [*words, *_cell_words(run), *_engine_words(run), *_place_words(run)]
+    return [*words, *effort_words(run), *_cell_words(run), *_engine_words(run), *_place_words(run)]
+
+
+def effort_words(run: RunRecords) -> list[str]:
+    """Say which cells were measured on a part of the samples only, and which not at all."""
+    fine = [record for record in run.sweep if record.status is Status.OK]
+    partial = pd.Series([record.n for record in fine if is_partial(record)])
+    words = []
+    if len(partial):
+        words.append(
+            f"{len(partial):,} of {len(fine):,} cells were stopped on a part of the samples (n = "
+            f"{span(partial)}): their divergence is an estimate, and they have no drop. --no-race "
+            "measures every cell in full."
+        )
+    left = (run.facts.get("sweep") or {}).get("not_reached") or ()
+    if left:
+        named = listed([f"{layer} in {name}" for layer, name in left], most=3)
+        words.append(
+            f"{len(left):,} cells were not reached before the time budget ended: {named}. A plan "
+            "uses only what was measured; the same command again goes on with them."
+        )
+    return words
 
 
 def _cell_words(run: RunRecords) -> list[str]:

@@ -230,7 +230,9 @@ def audit_proxies(
             if len(triples) >= 2:
                 scores.append(_score(proxy, name, triples, threshold, seed))
     metric = next((m for r in records for m in r.drops), "")
-    return ProxyAudit(metric, threshold, tuple(scores), dict(skipped), tuple(cells))
+    stopped = {(r.layer, r.format) for r in records if r.effort != "full"}
+    partial = sum((cell.layer, cell.format) in stopped for cell in cells)
+    return ProxyAudit(metric, threshold, tuple(scores), dict(skipped), tuple(cells), partial)
 
 
 _Triple = tuple[float, float, float | None]

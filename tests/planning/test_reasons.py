@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from qbench.planning.costs import NotOffered, Offer, Option
 from qbench.planning.reasons import explain, ordinal, plan_layers
 from qbench.records import Kind, Layer, Layers
@@ -40,6 +42,18 @@ def test_each_layer_says_why() -> None:
         "fp32: kept, no other format is offered; int8: its cell is not_yet: later"
     )
     assert why["slow"] == "fp32: kept, none of w8a16 is faster here"
+
+
+def test_evidence_from_a_part_of_the_samples_says_so() -> None:
+    whole = offer()
+    options = {
+        name: tuple(replace(o, part=4 if o.format == "int8" else 0) for o in own)
+        for name, own in whole.options.items()
+    }
+    why = explain(replace(whole, options=options), FORMATS, "latency")
+    assert "divergence ≈ 0.0041 (estimated from 4 samples) (rank 3 of 4)" in why["l2"]
+    assert "as int8 ≈ 0.0062 (estimated from 4 samples) is the 2nd largest" in why["l1"]
+    assert "≈" not in why["l0"]
 
 
 def test_bytes_speak_of_size() -> None:

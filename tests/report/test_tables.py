@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 from qbench.records import Layers, Status
+from qbench.report.figures_sweep import heat_map_data
+from qbench.report.presentation import shown_sensitive, shown_sweep
 from qbench.report.ranks import half_agreement, rank_intervals, ranks_by_divergence
 from qbench.report.run_records import RunRecords
+from qbench.report.samples import is_partial
 from qbench.report.tables import (
     LAYER_COLUMNS,
     RANGE_COLUMNS,
@@ -21,6 +24,7 @@ from qbench.report.tables import (
     sweep_table,
     unlayered_table,
 )
+from qbench.report.uncovered import uncovered_words
 from qbench.testing.runs import ODD_NAME
 
 
@@ -125,3 +129,57 @@ def test_plan_tables(records: RunRecords) -> None:
     counts = plan_counts(records.plan).set_index("kind")
     assert counts.to_numpy().sum() == len(records.plan.layers)
     assert counts.index[0] == "linear"
+
+
+def raced(records: RunRecords) -> RunRecords:
+    """Return the records as a race leaves them: every other cell stopped on 4 to 16 samples."""
+    cells = []
+    for index, cell in enumerate(records.sweep):
+        if cell.status is Status.OK and index % 2:
+            n = 4 if index % 4 == 1 else 16
+            cell = replace(cell, n=n, effort=f"stopped after {n} of 24 samples: harmless")
+            cell = replace(cell, drops={}, p_values={}, samples={"sub_pool_1": (0.1,) * 4})
+        cells.append(cell)
+    left = [["encoder.layer.0.output.dense", "w4a16"]]
+    facts = {**records.facts, "sweep": {"effort": "some", "not_reached": left}}
+    return replace(records, sweep=tuple(cells), facts=facts)
+
+
+def test_what_a_part_of_the_samples_gave_is_never_told_as_of_all(records: RunRecords) -> None:
+    run = raced(records)
+    shown = shown_sensitive(run.sweep, top=40)
+    part = {c.layer for c in run.sweep if c.format == "int8" and is_partial(c)}
+    assert "≈ is estimated from a part of the samples (n = 4 to 16)" in shown.caption
+    assert "n = 24 sweep samples" in shown.caption
+    for rank, layer, divergence, drop, *_ in shown.rows:
+        assert divergence.startswith("≈") == (layer in part)
+        assert (drop == "–") == (layer in part)
+        assert rank.isdigit()
+    only = shown_sensitive([c for c in run.sweep if is_partial(c)], "int8")
+    assert "sweep samples" not in only.caption
+    rows = {(row[0], row[2]): row for row in shown_sweep(run.sweep).rows}
+    for cell in filter(is_partial, run.sweep):
+        row = rows[cell.layer, cell.format]
+        assert row[4].startswith("≈") and cell.effort in row and row[6] == "–"
+    frame = sweep_table(run.sweep)
+    assert frame.loc[frame["effort"] != "full", "drop"].isna().all()
+    data = heat_map_data(run.sweep)
+    assert (data.loc[data["effort"] != "full", "sign"] == "≈").all()
+
+
+def test_agreement_of_halves_is_of_cells_measured_on_all_samples(records: RunRecords) -> None:
+    run = raced(records)
+    whole = [c for c in run.sweep if not is_partial(c)]
+    assert half_agreement(run.sweep) == half_agreement(whole) != {}
+
+
+def test_what_a_sweep_left_out_is_said(records: RunRecords) -> None:
+    words = uncovered_words(raced(records))
+    assert any("stopped on a part of the samples (n = 4 to 16)" in w for w in words)
+    assert any("1 cells were not reached" in w and "0.output.dense in w4a16" in w for w in words)
+    assert not any("not reached" in w for w in uncovered_words(records))
+
+
+def test_a_run_without_any_drop_calls_none_beyond_noise(records: RunRecords) -> None:
+    bare = [replace(cell, drops={}, p_values={}) for cell in records.sweep]
+    assert set(heat_map_data(bare)["resolved_text"]) == {"no drop measured"}

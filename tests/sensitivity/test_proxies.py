@@ -7,7 +7,17 @@ import pytest
 from qbench.graph.layers import find_layers
 from qbench.lowering.linear import per_channel_int8
 from qbench.lowering.weight_only import quantize_blocks
-from qbench.records import Estimate, Kind, ProxyAudit, Status, SweepRecord, from_dict, to_dict
+from qbench.records import (
+    Estimate,
+    Kind,
+    ProxyAudit,
+    ProxyCell,
+    Status,
+    SweepRecord,
+    from_dict,
+    to_dict,
+)
+from qbench.report.trust_tables import audit_words
 from qbench.sensitivity.proxies import (
     ALL,
     GRADIENT,
@@ -55,7 +65,7 @@ def test_a_table_has_an_error_where_a_format_can_store_it() -> None:
     step = np.abs(w).max(axis=1, keepdims=True) / 127
     error = weight_mse(ENCODER, table, "w8a16")
     assert 0 < error < np.square(step / 2).mean()
-    assert weight_mse(ENCODER, table, "int8") is None
+    assert weight_mse(ENCODER, table, "int8_dynamic") is None
 
 
 @pytest.mark.parametrize("model", [decompose(tiny_encoder()), tiny_decoder(), tiny_convnet()])
@@ -149,3 +159,19 @@ def test_real_cells_have_their_proxies() -> None:
         assert set(cell.proxies) == {LOCAL_NOISE, WEIGHT_MSE, GRADIENT}
         assert cell.proxies[GRADIENT] > 0
     sweep.close()
+
+
+def test_cells_that_the_race_stopped_are_counted() -> None:
+    cells = [
+        ProxyCell(f"l{i}", "linear", "int8", {"local_noise": float(i)}, float(i), None)
+        for i in range(4)
+    ]
+    records = [
+        SweepRecord(
+            c.layer, Kind.LINEAR, c.format, Status.OK, effort="stopped after 4" if i else "full"
+        )
+        for i, c in enumerate(cells)
+    ]
+    found = audit_proxies(records, cells, {})
+    assert found.partial == 3
+    assert any("divergence of 3 of 4 cells is an estimate" in words for words in audit_words(found))
