@@ -87,6 +87,19 @@ class BatchCost:
         return max(self._sorted[int(0.9 * (len(self._sorted) - 1))], 1.0)
 
     @property
+    def doubt(self) -> float:
+        """Standard error of the mean of real over expected seconds of recent batches.
+
+        Half of the distance between the 16th and the 84th percentile, over the root of their
+        number; 0 while too few are known.
+        """
+        count = len(self._sorted)
+        if count < _LEAST_SEEN:
+            return 0.0
+        low, high = (self._sorted[int(share * (count - 1))] for share in (0.16, 0.84))
+        return (high - low) / 2 / count**0.5
+
+    @property
     def weights(self) -> tuple[float, float, float]:
         """Seconds a call, a padded token, and a pair of tokens; none is negative."""
         if self._stale or self._weights is None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from qbench.errors import InputError
 from qbench.serving.decisions import BatchLimits, Priority, Refuse, Terms
-from qbench.serving.estimator import Demand, expect, size_batches
+from qbench.serving.estimator import Demand
 from qbench.serving.failures import CancelledError, ClosedError, RefusedError
 from qbench.serving.flights import LoopOptions, settle
 from qbench.serving.gates import (
@@ -37,12 +37,12 @@ from qbench.serving.loop import ServingLoop
 from qbench.serving.memory import MemoryUse
 from qbench.serving.percentiles import Histogram
 from qbench.serving.request import Answer, Run, Work
+from qbench.serving.resizing import Resizer
 
 _LOG = logging.getLogger(__name__)
 _STAGES = ("queue", "preprocess", "formation", "inference", "postprocess")
 _TICK_S = 0.25
 _SIZE_TICKS = 20  # the token budget is looked at every 5 s
-_WORTH = 1.05
 _KEPT_TRANSITIONS = 256
 
 
@@ -172,6 +172,7 @@ class Service:
         self._memory: MemoryUse | None = None
         self._tally, self._extra = _Tally(), Counter[str]()
         self._moves: Counter[str] = Counter()
+        self._resizer = Resizer()
         self.transitions: deque[Transition] = deque(maxlen=_KEPT_TRANSITIONS)
         self._draining, self._ended = False, threading.Event()
         self.loop = ServingLoop(lanes, work, limits, options)
@@ -340,17 +341,17 @@ class Service:
                 self.size(self._gates.demand)
 
     def size(self, demand: Demand) -> None:
-        """Choose the token budget anew from what batches cost by now; small gains are left."""
+        """Look at the token budget anew, with what batches cost by now."""
         model, now = self.loop.model(), self.loop.batcher.limits.token_budget
         if not model.known or self._memory_gate.scale < 1:
             return
-        found, stays = size_batches(model, demand), expect(model, demand, now)
-        better = found.requests_per_s > _WORTH * stays.requests_per_s
-        if found.token_budget == now or not (better or found.within_sla > stays.within_sla):
+        move = self._resizer.look(model, demand, now)
+        if move is None:
             return
-        self.loop.hold(1.0, found.token_budget)
-        words = f"{found.requests_per_s:.1f}/s expected against {stays.requests_per_s:.1f}/s"
-        change = Transition(self._clock(), "budget", str(now), str(found.token_budget), words)
+        self.loop.hold(1.0, move.budget)
+        gain = (move.expected.requests_per_s, move.before.requests_per_s)
+        words = f"{gain[0]:.1f}/s expected against {gain[1]:.1f}/s"
+        change = Transition(self._clock(), "budget", str(now), str(move.budget), words)
         with self._lock:
             self._moves["budget"] += 1
             self.transitions.append(change)
