@@ -21,6 +21,7 @@ from qbench.engine.build import (
     asked_formats,
     file_bytes,
     file_facts,
+    label_nodes,
     lower_graph,
     rewritten_constants,
     write_engine,
@@ -145,7 +146,8 @@ def build(
     settings = settings_of(work, plan)
     realised = read_realised(path, graph, work.layers, plan, settings)
     batches = work.batches("calibration")
-    tested = self_test(path, work.model.path, batches, settings, work.model.output)
+    lowered = functools.partial(_lowered, work, plan) if name == PLAN else None
+    tested = self_test(path, work.model.path, batches, settings, work.model.output, lowered)
     size, sha256 = file_facts(path)
     inside = path.is_relative_to(work.run.path)
     return EngineReport(
@@ -164,6 +166,13 @@ def build(
         executed_on=work.backend.executed_on,
         emulated=bool(work.backend.stand_in),
     )
+
+
+def _lowered(work: Workbench, plan: Plan) -> ir.Model:
+    """Return what the lowerings make of a plan, labelled: what its engine's file must hold."""
+    graph = lower_graph(work.model.ir, work.layers, plan)
+    label_nodes(graph, work.layers)
+    return graph
 
 
 @contextmanager
