@@ -9,6 +9,7 @@ times scatter in proportion, and forgets exponentially, so that it follows the m
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -97,7 +98,7 @@ class BatchCost:
         if count < _LEAST_SEEN:
             return 0.0
         low, high = (self._sorted[int(share * (count - 1))] for share in (0.16, 0.84))
-        return (high - low) / 2 / count**0.5
+        return (high - low) / (2 * math.sqrt(count))
 
     @property
     def weights(self) -> tuple[float, float, float]:
