@@ -137,6 +137,13 @@ def test_what_is_no_result(tmp_path: Path, content: str, words: str) -> None:
         read_modelopt(file)
 
 
+def test_a_kept_module_that_the_graph_does_without_is_no_error() -> None:
+    formats = formats_of({"encoder.out": "int8", "pooler.dense": "NONE"}, LAYERS, CPU, "state")
+    assert formats == dict.fromkeys(LAYERS.by_name(), "fp32") | {"encoder.out": "int8"}
+    with pytest.raises(PlanError, match="'pooler.dense' is no layer"):
+        formats_of({"encoder.out": "int8", "pooler.dense": "int8"}, LAYERS, CPU, "state")
+
+
 def test_a_missing_file_has_near_misses(tmp_path: Path) -> None:
     (tmp_path / "state.pth").write_bytes(b"PK")
     with pytest.raises(PlanError, match=r"did you mean 'state\.pth'"):
