@@ -234,7 +234,11 @@ def build_each(ways: Mapping[str, Callable[[], None]]) -> tuple[list[str], dict[
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keep what the tools print and warn of out of the answer."""
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
         warnings.simplefilter("ignore")
         before = logging.root.manager.disable
         logging.disable(logging.WARNING)
