@@ -91,7 +91,7 @@ def serve_fastapi(chosen: argparse.Namespace) -> None:
 
     for _ in range(chosen.instances):
         run = load(chosen.model, chosen.threads)
-        run([[101, 102]])
+        run([[1, 2]])
         threading.Thread(target=work, args=(run,), daemon=True).start()
     app = FastAPI()
 

@@ -260,7 +260,7 @@ def _process(
 def _wait_ready(process: subprocess.Popen[bytes], running: Running, log: Path) -> None:
     """Wait until a server answers a request."""
     until_s = time.monotonic() + _START_S
-    headers, body = running.wire.body(np.array([101, 102]))
+    headers, body = running.wire.body(np.array([1, 2]))
     address = f"http://127.0.0.1:{running.port}{running.wire.path}"
     last: OSError | None = None
     while time.monotonic() < until_s and process.poll() is None:
