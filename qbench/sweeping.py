@@ -195,9 +195,10 @@ def _fly(
         whole = session.run(feeds, [work.model.output])[work.model.output]
     flight.chain_difference = check_chain(replay, whole)
     wanted = set(pending)
-    layers = [layer for layer in work.chosen if any(cell[0] == layer.name for cell in wanted)]
+    left = {cell[0] for cell in wanted}
     formats = work.config.sweep.formats
-    tried = stand_ins(layers) if raced else layers
+    # The same ones, in the same order, however much of the run was done before.
+    tried = [x for x in (stand_ins(work.chosen) if raced else work.chosen) if x.name in left]
     listener.stage("preflight: every cell once", len(tried) * len(formats))
     for layer, name, record, seconds in try_cells(runner.bench, tried, formats):
         listener.step(f"{layer.name} {name}")

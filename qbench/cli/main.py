@@ -33,7 +33,7 @@ COMMANDS = {
     "plan": "Choose a format for each layer.",
     "build": "Build the engine of a plan.",
     "verify": "Verify an engine on samples that nothing else saw.",
-    "bench": "Measure engines under load in the batcher.",
+    "bench": "Measure engines under load in the batcher, and say what they carry.",
     "serve": "Serve an engine over HTTP: Open Inference Protocol v2, texts, and metrics.",
     "export-triton": "Write an engine as a model repository for Triton.",
     "report": "Write the report of a run: one self-contained page that needs no network.",

@@ -129,7 +129,7 @@ def test_simulation_layers_that_are_alike_are_rarely_called_and_bad_ones_always(
         planted = sensitive_layers(cells_of(drawn(1000 + seed, factors=(6, 4, 4))))
         found += {"layer.0", "layer.1", "layer.2"} == set(called_sensitive(planted))
     assert false_calls <= 0.05 * runs, f"{false_calls} of {runs} runs call a layer for nothing"
-    assert one_half > 0.2 * runs, "one half alone would have called one often"
+    assert one_half > 0.05 * runs, "one half alone would have called one more often"
     assert found >= 0.9 * runs, f"the three bad layers were found in {found} of {runs} runs"
 
 
