@@ -276,14 +276,20 @@ class Bench:
         for _ in range(plan.rounds):
             for turn in rng.permutation(len(servers) + 1):
                 if turn == len(servers):
-                    self.batcher.append(batcher_rate(opened.service, self.workload.encoded(), loop))
-                    self.ceiling.append(offline.rate(plan.slice_s))
+                    self._alone(opened, offline, loop)
                     continue
                 peer = list(servers)[turn]
                 taken = drive_slice(servers[peer], self.ids, load)
                 self._check(peer, taken)
                 self.measured[peer.name].add(taken)
                 tell(f"  {self.lengths}: {peer.name}: {taken.rate:.1f}/s")
+
+    def _alone(self, opened: Opened, offline: Offline, loop: ClosedLoop) -> None:
+        """Give batcher and ceiling a slice each, in turns that halve what a busy machine does."""
+        for _ in range(2):
+            self.batcher.append(batcher_rate(opened.service, self.workload.encoded(), loop))
+            self.ceiling.append(offline.rate(self.plan.slice_s))
+        tell(f"  {self.lengths}: batcher {self.batcher[-2:]}, ceiling {self.ceiling[-2:]}")
 
     def _check(self, peer: Peer, taken: Slice) -> None:
         name = "mixed" if peer.engine == "mixed" else self.reference.name

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from qbench.serving.arrivals import Arrivals, Process
+from qbench.serving.arrivals import Arrivals
 from qbench.serving.bench import Engine, Workload
 from qbench.serving.decisions import Accept, BatchLimits
 from qbench.serving.flights import LoopOptions
@@ -125,7 +125,7 @@ def at_70(
     The bound is the longest wait and twice the longest batch that the budget allows, by the cost
     model that the batcher learnt under this load.
     """
-    load = OpenLoop(Arrivals(Process.POISSON, 0.7 * rate), seconds, 1.0)
+    load = OpenLoop(Arrivals(0.7 * rate), seconds, 1.0)
     result = drive_open(ServiceTarget(opened.service), encoded, load)
     measured = [1e3 * one.latency_s for one in result.measured]
     loop = opened.service.loop
