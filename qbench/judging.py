@@ -26,7 +26,7 @@ from qbench.engine.build import (
     rewritten_constants,
     write_engine,
 )
-from qbench.engine.realised import read_realised
+from qbench.engine.realised import node_providers, read_realised
 from qbench.engine.selftest import self_test
 from qbench.engine.verify import Judge
 from qbench.planning.matches import Standing, match_words, matched_by
@@ -148,6 +148,7 @@ def build(
     batches = work.batches("calibration")
     lowered = functools.partial(_lowered, work, plan) if name == PLAN else None
     tested = self_test(path, work.model.path, batches, settings, work.model.output, lowered)
+    providers = node_providers(path, settings, batches[0].feeds) if name == PLAN else {}
     size, sha256 = file_facts(path)
     inside = path.is_relative_to(work.run.path)
     return EngineReport(
@@ -165,6 +166,8 @@ def build(
         rewritten=rewritten_constants(work.layers, plan),
         executed_on=work.backend.executed_on,
         emulated=bool(work.backend.stand_in),
+        casts=realised.casts,
+        providers=providers,
     )
 
 

@@ -70,6 +70,9 @@ def _show(console: Console, report: EngineReport) -> None:
     console.print(f"engine: {report.path} ({report.bytes / 1e6:.1f} MB)", markup=False)
     console.print(f"asked for: {_counts(report.asked)}", markup=False)
     console.print(f"realised:  {_counts(report.realised)}", markup=False)
+    if report.providers:
+        ran = _counts(report.providers)
+        console.print(f"nodes:     {ran}; {report.casts} casts inserted", markup=False)
     console.print(f"self-test: {report.self_test}", markup=False)
     if report.serialized is not None:
         _show_serialized(console, report.serialized)

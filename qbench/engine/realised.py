@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 
 from qbench.backends import Backend, backend_named
@@ -14,6 +15,7 @@ from qbench.lowering.edit import LAYER_KEY
 from qbench.records import Fallback, Kind, Layers, Plan
 from qbench.runtime.optimised import kernel_name, optimised_graph
 from qbench.runtime.ort import SessionSettings
+from qbench.runtime.profiling import profile_nodes
 
 #: Operators that multiply by a layer's weight in an engine as written.
 _PRODUCTS = frozenset({"MatMul", "Gemm", "MatMulInteger", "MatMulNBits"})
@@ -27,11 +29,13 @@ class Realised:
         formats: Number of layers by the format that they really run in.
         kernels: Operators of the optimised graph, counted.
         fallbacks: Layers that run in another format than asked.
+        casts: Casts that the engine does not have and the runtime inserted.
     """
 
     formats: Mapping[str, int]
     kernels: Mapping[str, int]
     fallbacks: tuple[Fallback, ...]
+    casts: int = 0
 
 
 def read_realised(
@@ -62,7 +66,23 @@ def read_realised(
             continue
         formats[high] += 1
         fallbacks.append(Fallback(entry.name, entry.format, high, _why(entry.format, high, found)))
-    return Realised(dict(formats), dict(sorted(kernels.items())), tuple(fallbacks))
+    own = {str(node.name) for node in graph.graph.all_nodes()}
+    casts = sum(
+        node.op_type == "Cast" and str(node.name) not in own for node in optimised.graph.all_nodes()
+    )
+    return Realised(dict(formats), dict(sorted(kernels.items())), tuple(fallbacks), casts)
+
+
+def node_providers(
+    path: Path, settings: SessionSettings, feeds: Mapping[str, np.ndarray]
+) -> dict[str, int]:
+    """Return how many nodes each execution provider really ran for a batch.
+
+    A provider that cannot run a node leaves it to another without a word: this counts them.
+    """
+    ((nodes,),) = profile_nodes(path, settings, [feeds], repeats=1)
+    counts = Counter(node.provider for node in nodes)
+    return dict(sorted(counts.items()))
 
 
 def _proof(backend: Backend, kind: Kind, format_name: str) -> frozenset[str]:

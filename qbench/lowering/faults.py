@@ -46,7 +46,17 @@ def _faults(node: ir.Node) -> Iterator[str]:
     elif node.op_type in _INTEGER:
         yield f"{name} computes on integers; the backend reads Q/DQ pairs"
     elif node.op_type in _QUANTIZERS:
-        yield from (f"{name}: {what}" for what in (*_zero_faults(node), *_scale_faults(node)))
+        faults = (*_type_faults(node), *_zero_faults(node), *_scale_faults(node))
+        yield from (f"{name}: {what}" for what in faults)
+
+
+def _type_faults(node: ir.Node) -> Iterator[str]:
+    """Yield where a dequantizer reads integers that the backend cannot import, such as UINT4."""
+    data = node.inputs[0]
+    if node.op_type != "DequantizeLinear" or data is None or data.dtype is None:
+        return
+    if data.dtype not in _SIGNED:
+        yield f"it reads {data.dtype.name}; allowed: {', '.join(sorted(_names()))}"
 
 
 def _zero_faults(node: ir.Node) -> Iterator[str]:

@@ -25,11 +25,13 @@ class NodeTime:
         node: Name of the node in the runtime's optimised graph.
         op: Its operator there.
         ms: Milliseconds.
+        provider: The execution provider that ran it.
     """
 
     node: str
     op: str
     ms: float
+    provider: str = ""
 
 
 def profile_nodes(
@@ -76,9 +78,10 @@ def _runs_of(events: Sequence[Mapping[str, object]]) -> list[tuple[NodeTime, ...
         name = str(event.get("name", ""))
         if event.get("cat") == "Node" and name.endswith(_KERNEL):
             args = event.get("args")
-            op = str(args.get("op_name", "")) if isinstance(args, Mapping) else ""
+            told = args if isinstance(args, Mapping) else {}
+            op, provider = str(told.get("op_name", "")), str(told.get("provider", ""))
             duration = float(str(event.get("dur", 0)))
-            nodes.append(NodeTime(name.removesuffix(_KERNEL), op, duration / 1e3))
+            nodes.append(NodeTime(name.removesuffix(_KERNEL), op, duration / 1e3, provider))
         elif name == "model_run":
             runs.append(tuple(nodes))
             nodes = []

@@ -20,7 +20,7 @@ from qbench.engine.build import (
     rewritten_constants,
     write_engine,
 )
-from qbench.engine.realised import read_realised
+from qbench.engine.realised import node_providers, read_realised
 from qbench.engine.selftest import self_test
 from qbench.errors import MeasurementError, PlanError
 from qbench.graph.layers import find_layers
@@ -454,3 +454,17 @@ def test_constants_of_masks_that_an_engine_rewrites_are_listed(encoder) -> None:
     assert [item.layer for item in found] == [x.name for x in layers.layers if x.masks]
     assert {(item.value, item.becomes) for item in found} == {(np.finfo("f4").min, -65504.0)}
     assert rewritten_constants(layers, plan_of(encoder, lambda *_: "fp32")) == ()
+
+
+def test_casts_that_the_runtime_inserts_and_providers_are_counted(encoder, tmp_path) -> None:
+    """ONNX Runtime has few fp16 kernels on a CPU, and casts around what it lacks."""
+    settings = settings_for(BACKENDS["tensorrt-rtx"], threads=1)
+    plan = replace(plan_of(encoder, lambda *_: "fp16"), backend="tensorrt-rtx")
+    path, graph, layers = build(encoder, plan, tmp_path / "half")
+    half = read_realised(path, graph, layers, plan, settings)
+    plain_plan = plan_of(encoder, lambda *_: "fp32")
+    other, plain, _ = build(encoder, plain_plan, tmp_path / "plain")
+    assert half.casts > 0 == read_realised(other, plain, layers, plain_plan, SETTINGS).casts
+    assert half.kernels["Cast"] >= half.casts
+    found = node_providers(path, settings, TOKENS)
+    assert set(found) == {"CPUExecutionProvider"} and min(found.values()) > 10

@@ -105,3 +105,33 @@ def test_our_own_lowerings_have_none(name: str, make) -> None:
             lowering.apply(model, layer, {edge.tensor: 2.0 for edge in layer.edges})
     assert any(node.op_type == "DequantizeLinear" for node in model.graph) or make is tiny_convnet
     assert quantizer_faults(model) == ()
+
+
+@pytest.mark.parametrize("dtype", [ir.DataType.UINT4, ir.DataType.UINT8, ir.DataType.INT32])
+def test_dequantizers_read_signed_integers_alone(dtype: ir.DataType) -> None:
+    s = Sketch(0)
+    x = s.input("x", F, ("b", 16))
+    model = s.model(y=s.op("Tanh", x))
+    whole = ir.Value(name="w", shape=ir.Shape((16, 8)), type=ir.TensorType(dtype))
+    scale = ir.val("s", const_value=ir.tensor(np.ones(8, np.float32), name="s"))
+    node = ir.node("DequantizeLinear", [whole, scale], {"axis": 1}, name="d")
+    model.graph.insert_before(model.graph[0], node)
+    (found,) = quantizer_faults(model)
+    assert f"it reads {dtype.name}; allowed:" in found and "INT4" in found
+
+
+def test_packed_products_of_another_domain_are_named() -> None:
+    s = Sketch(0)
+    x = s.input("x", F, ("b", 32))
+    packed = s.constant("w", np.zeros((8, 1, 16), np.uint8))
+    scales = s.constant("s", np.ones(8, np.float32))
+    model = s.model(y=s.op("Identity", x))
+    node = ir.node(
+        "MatMulNBits", [x, packed, scales], {"K": 32, "N": 8, "bits": 4, "block_size": 32},
+        domain="com.microsoft", name="m",
+    )  # fmt: skip
+    model.graph.insert_before(model.graph[0], node)
+    (found,) = quantizer_faults(model)
+    assert (
+        found == "MatMulNBits 'm' is of the domain 'com.microsoft', which the backend does not read"
+    )
