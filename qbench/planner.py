@@ -17,7 +17,7 @@ from qbench.planning.choose import Bounds, Choice, Cost, choose
 from qbench.planning.choose import Candidate as Measured
 from qbench.planning.costs import Offer, make_offer, sum_divergence, weight_elements
 from qbench.planning.foreign import formats_of, read_modelopt
-from qbench.planning.front import front, random_plan
+from qbench.planning.front import front, random_plan, without_mixture
 from qbench.planning.pins import apply_pins
 from qbench.planning.prices import Price, reprice
 from qbench.planning.problem import Problem, Proposal, cost_of
@@ -188,14 +188,17 @@ def _problem(work: Workbench, offer: Offer) -> tuple[Problem, Bounds]:
 def proposals_of(problem: Problem, how: PlanConfig) -> list[Proposal]:
     """Return the proposals to build.
 
-    Where no choice looks faster, the smaller ones are built all the same: the time of a single
-    layer is noisy, and the engines that are measured decide.
+    The time of a single layer is noisy, and the engines that are measured decide: where no choice
+    looks faster the smaller ones are built, and the fastest is built without its mixture as well.
 
     Raises:
         BudgetError: If no choice keeps the limits.
     """
     found = front(problem, how.levels)
-    return found or front(replace(problem, objective="bytes"), how.levels)
+    if not found:
+        return front(replace(problem, objective="bytes"), how.levels)
+    pure = without_mixture(problem, found) if problem.objective in ("balanced", "latency") else ()
+    return sorted((*found, *pure), key=lambda p: p.divergence_sum)
 
 
 def _kept(work: Workbench, offer: Offer) -> Plan:
@@ -363,8 +366,7 @@ def _row(
 
 def propose_baselines(work: Workbench, plan: Plan) -> list[Candidate]:
     """Return the engines that a plan is compared with: uniform ones, and a random one of equal
-    cost. A layer whose cell did not end ``ok`` keeps the high precision in them too, and so do
-    activations: uniform INT8 of norms and attention is what no tool does."""
+    cost. Activations, and layers whose cell did not end ``ok``, keep the high precision there."""
     records = work.run.read_sweep()
     fine = {(r.layer, r.format) for r in records if r.status is Status.OK}
     candidates = []

@@ -59,6 +59,45 @@ def front(problem: Problem, levels: int = 8) -> list[Proposal]:
     return _worth_building(found, problem)
 
 
+def without_mixture(problem: Problem, proposals: Sequence[Proposal]) -> list[Proposal]:
+    """Return the last of a front's proposals with one format where it mixes several.
+
+    There is one for each format that two groups of layers take. What layers cost alone decides
+    narrowly between kernels that are about as fast; other batches, or the layers beside each
+    other, may decide otherwise, which the engines tell. A layer that keeps the high precision, or
+    is not offered the format, stays as it is.
+
+    Args:
+        problem: What each layer may become, and within what.
+        proposals: A front; nothing that it holds is returned.
+    """
+    groups = group_options(problem)
+    taken = [proposals[-1].formats[group.layers[0]] for group in groups]
+    known = {tuple(p.formats.values()) for p in proposals}
+    found: dict[tuple[str, ...], Proposal] = {}
+    for form in dict.fromkeys(taken):
+        if form == problem.high_precision or taken.count(form) < 2:
+            continue
+        formats: dict[str, str] = {}
+        for group, own in zip(groups, taken, strict=True):
+            offered = own != problem.high_precision and form in {o.format for o in group.options}
+            formats |= dict.fromkeys(group.layers, form if offered else own)
+        other = propose(formats, problem)
+        if _within(other, problem):
+            found.setdefault(tuple(other.formats.values()), other)
+    return [proposal for formats, proposal in found.items() if formats not in known]
+
+
+def _within(proposal: Proposal, problem: Problem) -> bool:
+    costs = {
+        "divergence": proposal.divergence_sum,
+        "seconds": proposal.seconds,
+        "bytes": proposal.bytes,
+        "bits": proposal.bits,
+    }
+    return all(costs[name] <= most for name, most in problem.limits.given().items())
+
+
 def at_level(problem: Problem, level: float) -> Proposal:
     """Return the best proposal whose divergence is at most ``level``, within the other limits.
 

@@ -5,8 +5,8 @@ import pytest
 
 from qbench.errors import InputError
 from qbench.planning.costs import Option
-from qbench.planning.front import RANDOM_TOLERANCE, front, random_plan
-from qbench.planning.problem import Objective, Problem, cost_of
+from qbench.planning.front import RANDOM_TOLERANCE, front, random_plan, without_mixture
+from qbench.planning.problem import Limits, Objective, Problem, cost_of
 from qbench.planning.solve import propose
 
 
@@ -66,6 +66,27 @@ def test_nothing_cheaper_gives_no_front() -> None:
 def test_what_costs_no_divergence_is_proposed_too() -> None:
     free = {"a": [Option("fp32", 0.0, 100, 0.0), Option("int8", 0.0, 25, -1.0)]}
     assert [dict(p.formats) for p in front(Problem(free))] == [{"a": "int8"}]
+
+
+def test_a_mixture_is_proposed_with_each_of_its_formats_alone() -> None:
+    high = Option("fp32", 0.0, 400, 0.0)
+    dynamic, static = Option("int8_dynamic", 1e-3, 100, -1.0), Option("int8", 4e-3, 100, -1.1)
+    slow = Option("int8", 4e-3, 100, -0.9)
+    table = [high, Option("w8a16", 1e-4, 100, 0.0)]
+    options = {"a": [high, dynamic, static], "b": [high, dynamic, static], "table": table}
+    options |= {"c": [high, dynamic, slow], "d": [high, dynamic, slow], "kept": [high, static]}
+    problem = Problem(options)
+    formats = {"a": "int8", "b": "int8", "c": "int8_dynamic", "d": "int8_dynamic"}
+    mixed = propose(formats | {"table": "w8a16", "kept": "fp32"}, problem)
+    pure = without_mixture(problem, [mixed])
+    kept = {"table": "w8a16", "kept": "fp32"}
+    assert [dict(p.formats) for p in pure] == [
+        dict.fromkeys("ab", "int8") | kept | dict.fromkeys("cd", "int8"),
+        dict.fromkeys("abcd", "int8_dynamic") | kept,
+    ]
+    assert without_mixture(problem, pure[:1]) == []
+    careful = Problem(options, limits=Limits(divergence=5e-3))
+    assert [p.formats["a"] for p in without_mixture(careful, [mixed])] == ["int8_dynamic"]
 
 
 def test_tied_layers_stay_together_on_the_front() -> None:
