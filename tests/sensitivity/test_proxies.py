@@ -163,8 +163,7 @@ def test_real_cells_have_their_proxies() -> None:
 
 def test_cells_that_the_race_stopped_are_counted() -> None:
     cells = [
-        ProxyCell(f"l{i}", "int8", float(i), None, {"local_noise": float(i)})
-        for i in range(4)
+        ProxyCell(f"l{i}", "int8", float(i), None, {"local_noise": float(i)}) for i in range(4)
     ]
     records = [
         SweepRecord(
