@@ -36,7 +36,7 @@ from typing import Any
 
 import numpy as np
 import psutil
-from serving_batcher import Offline, at_70, batcher_rate, overhead_us
+from serving_batcher import Offline, at_70, batcher_rate, composition_spread, overhead_us
 from serving_client import Load, Slice, drive_http
 from serving_peers import PEERS, WAIT_MS, Models, Peer, Running, Setting, running
 
@@ -49,7 +49,7 @@ from qbench.runtime.loading import resolve_source
 from qbench.serving.bench import Workload, cores
 from qbench.serving.load import ClosedLoop
 from qbench.serving.opening import Opened, ServeSettings, open_service
-from qbench.serving.request import Encoded, Pad, Run
+from qbench.serving.request import Encoded
 from qbench.workbench import Workbench
 
 CONFIG = Path(__file__).parents[1] / "configs" / "demo.yaml"
@@ -121,34 +121,6 @@ def build_mixed(work: Workbench) -> Path:
     plan = judging.plan_for(work, judging.Candidate("mixed", formats), {})
     judging.build(work, "mixed", plan)
     return judging.engine_path(work, "mixed")
-
-
-def composition_spread(
-    run: Run, pad: Pad, encoded: Sequence[Encoded], seed: int = 0
-) -> tuple[np.ndarray, float]:
-    """Return the vectors of requests that run alone, and how far apart compositions can be.
-
-    The spread is the largest difference of one request's vector between any two of its runs:
-    alone, and in batches of 2 to 16 drawn at random.
-    """
-    rng = np.random.default_rng(seed)
-
-    def vectors(places: Sequence[int]) -> np.ndarray:
-        return np.array(next(iter(run(pad([encoded[place] for place in places])).values())))
-
-    alone = np.concatenate([vectors([place]) for place in range(len(encoded))])
-    low, high = alone.copy(), alone.copy()
-    for size in (2, 3, 4, 8, 16):
-        for _ in range(4):
-            order = rng.permutation(len(encoded))
-            for begin in range(0, len(order), size):
-                part = order[begin : begin + size]
-                found = vectors(part.tolist())
-                low[part], high[part] = (
-                    np.minimum(low[part], found),
-                    np.maximum(high[part], found),
-                )
-    return alone, float((high - low).max())
 
 
 def usage_of(pid: int) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""The batcher without a server around it: its rate, the engine's ceiling, and what it costs."""
+"""Engine and batcher without a server: answers of direct runs, rates, ceiling, and overhead."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from qbench.serving.load import ClosedLoop, drive
 from qbench.serving.opening import Opened
 from qbench.serving.openload import OpenLoop, drive_open
 from qbench.serving.pool import pools_for
-from qbench.serving.request import Done, Encoded, Feeds, Pad, Work, token_count
+from qbench.serving.request import Done, Encoded, Feeds, Pad, Run, Work, token_count
 from qbench.serving.service import Request, Service
 from qbench.serving.targets import ServiceTarget
 
@@ -33,6 +33,34 @@ def sorted_batches(pad: Pad, encoded: Sequence[Encoded], budget: int) -> list[tu
             groups.append([])
         groups[-1].append(one)
     return [(pad(group), len(group)) for group in groups]
+
+
+def composition_spread(
+    run: Run, pad: Pad, encoded: Sequence[Encoded], seed: int = 0
+) -> tuple[np.ndarray, float]:
+    """Return the vectors of requests that run alone, and how far apart compositions can be.
+
+    The spread is the largest difference of one request's vector between any two of its runs:
+    alone, and in batches of 2 to 16 drawn at random.
+    """
+    rng = np.random.default_rng(seed)
+
+    def vectors(places: Sequence[int]) -> np.ndarray:
+        return np.array(next(iter(run(pad([encoded[place] for place in places])).values())))
+
+    alone = np.concatenate([vectors([place]) for place in range(len(encoded))])
+    low, high = alone.copy(), alone.copy()
+    for size in (2, 3, 4, 8, 16):
+        for _ in range(4):
+            order = rng.permutation(len(encoded))
+            for begin in range(0, len(order), size):
+                part = order[begin : begin + size]
+                found = vectors(part.tolist())
+                low[part], high[part] = (
+                    np.minimum(low[part], found),
+                    np.maximum(high[part], found),
+                )
+    return alone, float((high - low).max())
 
 
 class Offline:
