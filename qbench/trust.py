@@ -7,14 +7,13 @@ from the same things is taken as it is.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from qbench import judging
+from qbench.base import base_graph
 from qbench.calibration.calibrators import clip_of
 from qbench.calibration.collect import calibrate as observe_ranges
 from qbench.formats import FORMATS
@@ -32,7 +31,7 @@ from qbench.records import (
     SweepRecord,
 )
 from qbench.runtime.ort import open_session
-from qbench.sensitivity.cells import Bench
+from qbench.sensitivity.cells import Bench, measure_cell
 from qbench.sensitivity.noise import (
     Ground,
     calibration_spread,
@@ -109,7 +108,7 @@ def _floors(work: Workbench, bench: Bench) -> tuple[NoiseFloor, ...]:
     )
     reference = bench.reference.outputs
     bench.replay.make_room()
-    found = reference_floors(ground, judging.base_graph(work), reference)
+    found = reference_floors(ground, base_graph(work), reference)
     low = lowerable(bench, work.chosen, _DYNAMIC) if _DYNAMIC in bench.backend.formats else ()
     if low and _DYNAMIC in work.config.sweep.formats:
         graph = lower_layers(bench.replay.model.clone(), bench, low, _DYNAMIC)
@@ -229,11 +228,7 @@ def measure_restored(
     known = work.run.known_restored()
     if known is not None and known.key == key:
         return known
-    single = {
-        r.layer: r.samples.get("divergence", ())
-        for r in records
-        if r.format == chosen and r.status is Status.OK
-    }
+    single = {r.layer: r for r in records if r.format == chosen and r.status is Status.OK}
     low = [x for x in lowerable(bench, work.chosen, chosen) if x.name in single]
     if not low:
         return None
@@ -247,7 +242,7 @@ def _restored(
     work: Workbench,
     bench: Bench,
     low: Sequence[Layer],
-    singles: tuple[str, dict[str, tuple[float, ...]]],
+    singles: tuple[str, dict[str, SweepRecord]],
     listener: Listener,
     budget_s: float,
 ) -> RestoredView:
@@ -255,12 +250,13 @@ def _restored(
     listener.stage(f"sweep: all {format_name}, one layer restored", len(low))
     began, found = time.perf_counter(), {}
     restoring = Restoring(bench, low, format_name, work.model.output)
-    order = sorted(low, key=lambda x: -math.fsum(single[x.name]))
+    order = sorted(low, key=lambda x: -_divergence_of(single[x.name]))
     try:
         for layer in order:
             if time.perf_counter() - began >= budget_s:
                 break
-            found[layer.name] = restoring.measure(layer, single[layer.name])
+            alone = _alone(bench, layer, single[layer.name])
+            found[layer.name] = restoring.measure(layer, alone)
             listener.step(layer.name)
         all_low = restoring.all_low
     finally:
@@ -273,3 +269,19 @@ def _restored(
         )
     records = tuple(found[x.name] for x in low if x.name in found)
     return RestoredView(format_name, len(low), all_low, records, tuple(remarks))
+
+
+def _divergence_of(record: SweepRecord) -> float:
+    return 0.0 if record.divergence is None else record.divergence.value
+
+
+def _alone(bench: Bench, layer: Layer, record: SweepRecord) -> tuple[float, ...]:
+    """Return the divergence of each sample with a layer alone low.
+
+    A cell that the race stopped has none on all samples: it is measured here, for this view alone.
+    """
+    known = record.samples.get("divergence", ())
+    if known:
+        return known
+    whole = measure_cell(bench, layer, record.format, outputs_only=True)
+    return whole.samples.get("divergence", ())

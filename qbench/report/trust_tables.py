@@ -205,7 +205,8 @@ def restored_words(view: RestoredView) -> str:
     )
     if len(singles) == view.lowered:
         words += f", where the single layers' add up to {number(sum(singles))}"
-    words += f". The interaction is beyond noise for {beyond} of {len(view.records)} layers."
+    known = sum(r.interaction is not None for r in view.records)
+    words += f". The interaction is beyond noise for {beyond} of {known} layers."
     return " ".join([words, *(f"{remark[:1].upper()}{remark[1:]}." for remark in view.remarks)])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -106,6 +107,28 @@ def test_the_restored_view_is_in_the_table(work: Workbench, swept) -> None:
     short = measure_restored(work, runner.bench, records, format_name="w4a16", budget_s=0.0)
     assert short is not None and short.records == () and "0 of" in short.remarks[0]
     assert short.all_low.value > 0
+
+
+def test_cells_that_the_race_stopped_are_measured_whole_for_the_restored_view(
+    work: Workbench, swept
+) -> None:
+    runner, records = swept
+    whole = measure_restored(work, runner.bench, records)
+    stopped = [
+        replace(
+            r,
+            effort="stopped after 4 of 40 samples: harmless",
+            samples={},
+            drops={},
+            divergence=replace(r.divergence, value=r.divergence.value * 1.1),
+        )
+        for r in records
+    ]
+    view = measure_restored(work, runner.bench, stopped)
+    assert whole is not None and view is not None and view.key != whole.key
+    for one, other in zip(whole.records, view.records, strict=True):
+        assert other.single is not None and other.interaction is not None
+        assert other.single.value == pytest.approx(one.single.value, rel=1e-4)
 
 
 def test_only_floating_point_cells_have_no_restored_view(work: Workbench, swept) -> None:
