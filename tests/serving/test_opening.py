@@ -11,7 +11,7 @@ from qbench.errors import MeasurementError
 from qbench.graph.model import TensorSpec
 from qbench.runtime.ort import SessionSettings, open_session
 from qbench.serving.bench import Engine, Workload, cores
-from qbench.serving.lanes import arrangements, choose_lanes, mixed_batches
+from qbench.serving.lanes import arrangements, choose_lanes, mixed_batches, pick
 from qbench.serving.opening import ServeSettings, measure_memory, open_service, warm
 from qbench.serving.request import named_rows
 from qbench.serving.service import Request
@@ -131,6 +131,12 @@ def test_lanes_are_tried_and_the_quicker_arrangement_taken():
     assert {(one.lanes, one.threads_per_lane) for one in chosen.trials} == {(2, 1), (1, 2)}
     other = choose_lanes(lambda threads: Summing(0.002), pad, encode(texts(40)), 2, round_s=0.1)
     assert (other.lanes, other.threads_per_lane) == (2, 1)
+
+
+def test_fewer_lanes_must_be_clearly_better():
+    assert pick({(4, 1): 100.0, (2, 2): 107.0, (1, 4): 90.0}) == (4, 1)
+    assert pick({(4, 1): 100.0, (2, 2): 115.0, (1, 4): 120.0}) == (1, 4)
+    assert pick({(1, 1): 5.0}) == (1, 1)
 
 
 def test_arrangements_fill_the_cores():
