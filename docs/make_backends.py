@@ -17,7 +17,8 @@ own; *emulated* ones get the rounding of the format and are computed in the back
 precision, so they have its numbers and not its speed, and each of their records says so.
 `qbench doctor` tries every format of a backend that can run where it is called: it lowers a layer
 of each kind, runs it, and reads the kernel back from the runtime's optimised graph. Where a
-backend cannot run, its formats are *unverified*.
+backend cannot run, its engine is built by its own builder, if that is installed (*builds*); where
+it is not, its formats are *unverified*. TensorRT and TensorRT-RTX: [tensorrt.md](tensorrt.md).
 """
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
-from qbench.backends import Variant, backend_named
+from qbench.backends import backend_named
 from qbench.calibration.calibrators import clip_of
 from qbench.engine.build import (
     ENGINE_FILE,
@@ -192,26 +191,6 @@ def _no_half_engine(folder: Path) -> Iterator[None]:
         for file in (ENGINE_FILE, f"{ENGINE_FILE}.data"):
             (folder / file).unlink(missing_ok=True)
         raise
-
-
-def base_graph(work: Workbench) -> ir.Model:
-    """Return the graph in the backend's high precision: what cells of the sweep change."""
-    if work.backend.variant is Variant.ROUNDED:
-        return work.model.ir
-    return lower_graph(work.model.ir, work.layers, plan_for(work, Candidate("base", {}), {}))
-
-
-def base_bytes(work: Workbench) -> int:
-    """Return the size of the engine in the backend's high precision, that a plan is held against.
-
-    It is the model's own where that is what the high precision is.
-    """
-    if work.backend.variant is Variant.ROUNDED:
-        return reference_report(work).bytes
-    plan = plan_for(work, Candidate("base", {}), {})
-    with tempfile.TemporaryDirectory(dir=work.run.path) as folder:
-        path, _ = write_engine(work.model, work.layers, plan, plan_sha256(plan), Path(folder))
-        return file_bytes(path)
 
 
 def engine_path(work: Workbench, name: str) -> Path:

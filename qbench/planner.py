@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from qbench import budgets, judging
+from qbench import base, budgets, judging
 from qbench.backends import Variant, applicability
 from qbench.config import PlanConfig
 from qbench.errors import BudgetError, InputError, MeasurementError, RunDirError
@@ -90,7 +90,7 @@ def decide(work: Workbench, listener: Listener) -> Decision:
     measured = _timed_together(trials, measured, repaired.measured, bounds)
     choice = choose(
         measured,
-        Cost(judging.base_bytes(work), 1.0),
+        Cost(base.base_bytes(work), 1.0),
         margin=trials.judge.margin or 0.0,
         objective=problem.objective,
         bounds=bounds,

@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 
 from qbench import judging
+from qbench.base import base_graph
 from qbench.executing import executor_for
 from qbench.progress import Listener
 from qbench.raced import describe_effort, racer_for
@@ -189,7 +190,7 @@ def _fly(
     flight = Preflight()
     replay = runner.bench.replay
     replay.make_room()
-    whole_graph = judging.base_graph(work) if replay.chain.has_islands else work.model.path
+    whole_graph = base_graph(work) if replay.chain.has_islands else work.model.path
     with open_session(whole_graph, replay.settings) as session:
         feeds = replay.batches[0].feeds
         whole = session.run(feeds, [work.model.output])[work.model.output]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,6 +18,7 @@ _OPTIONAL = (
     ("jupyterlab", "notebook", "opening the notebooks"),
     ("nvidia-modelopt", "modelopt", "its scales beside our own (--scales modelopt)"),
     ("pytest", "dev", "running the tests"),
+    ("tensorrt-rtx", "tensorrt-rtx", "building engines for RTX GPUs"),
 )
 #: Clipping magnitude of the tiny model's activations: generous, since only running is tried.
 _CLIP = 8.0
@@ -36,7 +37,8 @@ class FormatProbe:
 
     Attributes:
         format: Name of the format.
-        status: ``runs``, ``fails``, or ``unverified`` where the backend cannot run here.
+        status: ``runs``, ``builds`` where its engine is built and no device runs it here,
+            ``fails``, or ``unverified`` where neither can be tried.
         native: Kinds of layers that have a kernel of their own.
         emulated: Kinds of layers that are rounded and computed in the high precision.
         hardware: The least hardware.
@@ -55,7 +57,7 @@ class FormatProbe:
 
 @dataclass(frozen=True, slots=True)
 class BackendProbe:
-    """One backend: ``runs``, ``fails`` or ``no``, why, and each of its formats."""
+    """One backend: ``runs``, ``builds``, ``fails`` or ``no``, why, and each of its formats."""
 
     name: str
     status: str
@@ -111,10 +113,10 @@ def examine() -> Checkup:
 
 def _try_backend(backend: Backend, without_runtime: bool) -> BackendProbe:
     rows = [row for row in support_rows() if row.backend == backend.name]
-    if not backend.ready or backend.stand_in or without_runtime:
+    if backend.stand_in and not without_runtime:
+        return _try_builder(backend, rows)
+    if not backend.ready or without_runtime:
         why = "needs exactly one ONNX Runtime"
-        if backend.stand_in:
-            why = f"nothing runs it here; {backend.stand_in} runs its graphs in its place"
         if not backend.ready:
             why = "this version of qbench does not build for it"
         return BackendProbe(backend.name, "no", why, tuple(_unverified(row) for row in rows))
@@ -124,6 +126,28 @@ def _try_backend(backend: Backend, without_runtime: bool) -> BackendProbe:
     return BackendProbe(
         backend.name, status, f"{len(failed)} formats fail" if failed else "", probes
     )
+
+
+def _try_builder(backend: Backend, rows: list[SupportRow]) -> BackendProbe:
+    """Let the builder of a backend that nothing runs here build every format."""
+    from qbench.cli.builds import refused_formats
+    from qbench.runtime.tensorrt import has_builder
+
+    runs = f"no device runs it here; {backend.stand_in} runs its graphs in its place"
+    if not has_builder(backend):
+        why = f"the module {backend.builder} is not installed, so nothing is built; {runs}"
+        return BackendProbe(backend.name, "no", why, tuple(_unverified(row) for row in rows))
+    refused = refused_formats(backend.name)
+    probes = tuple(
+        replace(
+            _unverified(row),
+            status="fails" if refused[row.format] else "builds",
+            remark=refused[row.format] or row.remark,
+        )
+        for row in rows
+    )
+    status = "fails" if all(refused.values()) else "builds"
+    return BackendProbe(backend.name, status, f"engines are built here; {runs}", probes)
 
 
 def _unverified(row: SupportRow) -> FormatProbe:

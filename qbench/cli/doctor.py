@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from qbench.cli.checkup import Checkup
 
-_MARKS = {"runs": "[green]runs[/]", "fails": "[red]fails[/]"}
+_MARKS = {"runs": "[green]runs[/]", "builds": "[green]builds[/]", "fails": "[red]fails[/]"}
 
 
 @click.command(
@@ -30,7 +30,8 @@ def command() -> Answer:
 
     Each backend that this version builds for is really tried: every format is given to a layer of
     each kind that takes it, in a tiny model that is loaded and run, and the kernel is read back
-    from the runtime's optimised graph. Exit code 2 if no backend can run.
+    from the runtime's optimised graph. For TensorRT-RTX a tiny engine of every format is built.
+    Exit code 2 if no backend can run.
     """
     from qbench.cli.checkup import examine
 

@@ -203,7 +203,11 @@ def plan_options(function: F) -> F:
     """Add what a plan may lose and what it minimises."""
     return _all(
         [
-            click.option("--backend", metavar="NAME", help="Where the engine runs: ort-cpu."),
+            click.option(
+                "--backend",
+                metavar="NAME",
+                help="Where the engine runs: ort-cpu, tensorrt or tensorrt-rtx.",
+            ),
             click.option(
                 "--max-drop",
                 metavar="DROP",
