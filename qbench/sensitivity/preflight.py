@@ -197,15 +197,20 @@ def check_limits(expected: Forecast, max_memory: int | None, free_disk: int) -> 
         InputError: If the forecast passes the memory allowed, or the disk that is free.
     """
     if max_memory is not None and expected.memory_bytes > max_memory:
-        memory, disk = (size / 1e9 for size in expected.activation_bytes)
+        memory, disk = map(_size, expected.activation_bytes)
         raise InputError(
-            f"the sweep is forecast to take {expected.memory_bytes / 1e9:.2f} GB, and --max-memory "
-            f"allows {max_memory / 1e9:.2f}; of the activations {memory:.2f} GB are in memory and "
-            f"{disk:.2f} on the disk already; allow more, use fewer threads (each measures a cell) "
+            f"the sweep is forecast to take {_size(expected.memory_bytes)}, and --max-memory "
+            f"allows {_size(max_memory)}; of the activations {memory} are in memory and "
+            f"{disk} on the disk already; allow more, use fewer threads (each measures a cell) "
             "or smaller batches (sweep.max_tokens)"
         )
     if expected.disk_bytes > free_disk:
         raise InputError(
-            f"the sweep is forecast to write {expected.disk_bytes / 1e9:.2f} GB, and "
-            f"{free_disk / 1e9:.2f} are free; make room, or use fewer sweep samples"
+            f"the sweep is forecast to write {_size(expected.disk_bytes)}, and "
+            f"{_size(free_disk)} are free; make room, or use fewer sweep samples"
         )
+
+
+def _size(count: float) -> str:
+    """Return bytes in words; small ones in megabytes, so that none but nothing reads as 0."""
+    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.3g} MB"

@@ -97,6 +97,8 @@ def test_what_does_not_fit_is_refused_with_both_numbers() -> None:
         check_limits(expected, 4 * 10**9, 10**9)
     with pytest.raises(InputError, match="free"):
         check_limits(expected, None, 10**6)
+    with pytest.raises(InputError, match=r"allows 1 MB; of the activations 0 MB are in memory"):
+        check_limits(expected, 10**6, 10**9)
 
 
 def test_in_a_race_one_layer_stands_for_those_that_do_the_same_work(sweep: Sweep) -> None:
