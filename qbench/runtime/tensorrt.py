@@ -116,16 +116,19 @@ def _ask(request: Mapping[str, object], folder: Path, name: str) -> dict[str, ob
     """Run the process that builds in a folder and return its answer."""
     kept = {key: os.environ[key] for key in _KEPT if key in os.environ}
     path = os.pathsep.join(os.path.abspath(part) for part in sys.path if part)
-    done = subprocess.run(
-        [sys.executable, "-m", "qbench.runtime.tensorrt_child"],
-        input=json.dumps(request),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=_TIMEOUT_S,
-        cwd=folder,
-        env={**kept, "PYTHONPATH": path},
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "qbench.runtime.tensorrt_child"],
+            input=json.dumps(request),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_TIMEOUT_S,
+            cwd=folder,
+            env={**kept, "PYTHONPATH": path},
+        )
+    except subprocess.TimeoutExpired:
+        raise MeasurementError(f"the builder of {name} took over {_TIMEOUT_S:g} s") from None
     answer = folder / _ANSWER
     if answer.is_file():
         found: dict[str, object] = json.loads(answer.read_text(encoding="utf-8"))

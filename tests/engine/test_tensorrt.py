@@ -225,3 +225,12 @@ def test_a_full_disk_leaves_no_half_engine(built, model, monkeypatch, tmp_path) 
     with pytest.raises(InputError, match="make room"):
         serialize(path, built[1], wanted(model))
     assert not path.with_name(SERIALIZED_FILE).exists()
+
+
+def test_a_builder_that_hangs_is_a_clear_error(model, layers, tmp_path, monkeypatch) -> None:
+    path, graph = write(model, layers, tmp_path)
+    (tmp_path / "slow_builder.py").write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(runtime, "_TIMEOUT_S", 0.5)
+    with pytest.raises(MeasurementError, match="took over 0.5 s"):
+        serialize(path, graph, wanted(model, replace(RTX, builder="slow_builder")))
