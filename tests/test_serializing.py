@@ -29,6 +29,7 @@ from qbench.workbench import Workbench
 needs_rtx = pytest.mark.skipif(
     importlib.util.find_spec("tensorrt_rtx") is None, reason="needs the extra tensorrt-rtx"
 )
+pytestmark = pytest.mark.slow
 NOT_RUN = "the engine of {} itself was not run"
 
 
