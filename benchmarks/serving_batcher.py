@@ -75,9 +75,14 @@ class Offline:
     def __init__(self, engine: Engine, workload: Workload, lanes: tuple[int, int]) -> None:
         encoded = workload.encoded()
         self._runs = [engine.open_lane(lanes[1]) for _ in range(lanes[0])]
-        self._batches = {
-            budget: sorted_batches(workload.pad, encoded, budget) for budget in BUDGETS
-        }
+        rng = np.random.default_rng(0)
+        # NOTE: batches run in a shuffled order, and each slice goes on where the last one stopped:
+        # a short slice from the beginning would run the shortest requests alone.
+        self._batches = {}
+        for budget in BUDGETS:
+            batches = sorted_batches(workload.pad, encoded, budget)
+            self._batches[budget] = [batches[place] for place in rng.permutation(len(batches))]
+        self._turns = {budget: itertools.count() for budget in BUDGETS}
         self.budget = BUDGETS[0]
 
     def tune(self, seconds: float) -> None:
@@ -86,8 +91,8 @@ class Offline:
 
     def rate(self, seconds: float, budget: int | None = None) -> float:
         """Return requests a second; the lanes share the batches, of which each runs as often."""
-        batches = self._batches[budget or self.budget]
-        turn, done = itertools.count(), [0] * len(self._runs)
+        budget = budget or self.budget
+        batches, turn, done = self._batches[budget], self._turns[budget], [0] * len(self._runs)
         started_s = time.perf_counter()
 
         def work(lane: int) -> None:
