@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from qbench.planning.worth import savings
+from qbench.planning.worth import as_expected, savings
 from qbench.records import Status, SweepRecord
 from qbench.sensitivity.looking import Feeding, Pools
 from qbench.sensitivity.race import Cell
@@ -15,6 +15,8 @@ from qbench.workbench import Workbench
 
 def racer_for(work: Workbench, runner: Sweep, budget_s: float | None = None) -> Racer | None:
     """Return the race over a run's cells; ``None`` where no part of its task stands alone.
+
+    What a cell would save is expected, not measured: so the race takes the same way each time.
 
     Args:
         work: The workbench of the run.
@@ -27,7 +29,8 @@ def racer_for(work: Workbench, runner: Sweep, budget_s: float | None = None) -> 
     how = work.config.plan
 
     def saved(records: Sequence[SweepRecord]) -> Mapping[Cell, float]:
-        return savings(records, work.layers, work.backend, how.objective)
+        priced = as_expected(records, work.layers, work.backend)
+        return savings(priced, work.layers, work.backend, how.objective)
 
     pace = Pace(work.settings.threads, budget_s)
     return Racer(pools, work.layers, saved, pace, levels=how.levels)

@@ -23,6 +23,7 @@ from qbench.lowering.smooth import product_weight
 from qbench.lowering.weight_only import choose_block
 from qbench.planning.costs import make_offer
 from qbench.planning.front import front
+from qbench.planning.worth import as_expected
 from qbench.progress import Listener, Silence
 from qbench.records import Kind, Layer, Status, SweepRecord, Treatment
 from qbench.remedies import BLOCKS, REMEDIES
@@ -140,8 +141,12 @@ def trials_of(work: Workbench, records: Sequence[SweepRecord]) -> list[Trial]:
 
 
 def left_in_high_precision(work: Workbench, records: Sequence[SweepRecord]) -> frozenset[str]:
-    """Return the layers that at least half of the proposals from plain cells do not lower."""
-    offer = make_offer(records, work.layers, work.backend)
+    """Return the layers that at least half of the proposals from plain cells do not lower.
+
+    Latencies are those expected, so that two runs try the same cells.
+    """
+    priced = as_expected(records, work.layers, work.backend)
+    offer = make_offer(priced, work.layers, work.backend)
     try:
         proposals = front(budgets.problem_for(work, offer), work.config.plan.levels)
     except BudgetError:  # planning tells it; the worst cells are tried all the same

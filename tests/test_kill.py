@@ -84,7 +84,7 @@ class Place:
         return [
             "sweep", "model.onnx", "--tokenizer", "tokenizer.py:tokenize", "--task", "retrieval",
             "--data", "pairs.csv", "--column", "query=question", "--column", "answer=reply",
-            "--splits", "16,32,rest", "--objective", "bytes", "--threads", str(WORKERS),
+            "--splits", "16,32,rest", "--threads", str(WORKERS),
             "--format", "int8", "--format", "w4a16", "--format", "int8_dynamic",
             f"--{mode}", "--results", "results", "--run-id", run_id,
         ]  # fmt: skip
