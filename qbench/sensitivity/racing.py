@@ -26,7 +26,7 @@ Savings = Callable[[Sequence[SweepRecord]], Mapping[Cell, float]]
 #: Layers that are timed of each (kind, weight shape, format); emulated formats have no speed.
 _TIMED, _TIMED_EMULATED = 2, 1
 #: Batches of such a latency, and repeats.
-_BATCHES, _BATCHES_EMULATED, _REPEATS = 4, 2, 2
+_BATCHES, _BATCHES_EMULATED, _REPEATS, _REPEATS_EMULATED = 4, 2, 2, 1
 #: Most of a time budget that latencies may take.
 _TIMING_SHARE = 0.3
 #: How a provisional record begins its ``effort``.
@@ -243,7 +243,8 @@ class Racer:
         try:
             emulated = self._bench.backend.emulates(layer.kind, format_name)
             batches = _BATCHES_EMULATED if emulated else _BATCHES
-            return paired_latency(replay, changed, batches, _REPEATS)
+            repeats = _REPEATS_EMULATED if emulated else _REPEATS
+            return paired_latency(replay, changed, batches, repeats)
         except Exception:  # as above
             return None
         finally:
