@@ -142,10 +142,8 @@ class Work:
 
 def run_naive(bench: Bench, model: ir.Model, cell: Cell, output: str) -> Array:
     """Return all outputs of the whole graph with one layer lowered."""
-    layer, name = cell
-    graph = model.clone()
-    lowering_for(name).apply(graph, layer, bench.clips)
-    batches = bench.replay.batches
+    graph, batches = model.clone(), bench.replay.batches
+    lowering_for(cell[1]).apply(graph, cell[0], bench.clips)
     with open_session(graph, bench.replay.settings) as session:
         given = [session.run(batch.feeds, [output])[output] for batch in batches]
     return gather_outputs(batches, given)
@@ -220,14 +218,7 @@ def race(
 
 
 def make_sweep(work: Workbench, ranges: Sequence[object], side_by_side: bool = False) -> Sweep:
-    """Return the sweep of a run, its reference run.
-
-    Args:
-        work: The workbench of the run.
-        ranges: What calibration saw.
-        side_by_side: Whether cells share the machine, a thread each, as ``qbench sweep`` does it;
-            else a cell has all of its threads.
-    """
+    """Return the sweep of a run, its reference run; cells side by side have one thread each."""
     seen, settings, limits = tuple(ranges), work.settings, Limits()
     if side_by_side:
         settings, limits = replace(settings, threads=1), Limits(cells=settings.threads)

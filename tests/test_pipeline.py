@@ -173,7 +173,11 @@ def test_an_edited_plan_is_built_and_the_old_verdict_falls(
     ("old", "new", "word"),
     [
         (r"- name: encoder.layer.0.output.dense\n", "- name: encoder.layer.0.output.dens\n", "did"),
-        (r"kind: layernorm\n  format: \w+", "kind: layernorm\n  format: w4a16", "layernorm has none"),
+        (
+            r"kind: layernorm\n  format: \w+",
+            "kind: layernorm\n  format: w4a16",
+            "layernorm has none",
+        ),
         (r"kind: linear\n  format: \w+", "kind: linear\n  format: int9", "int9"),
     ],
 )

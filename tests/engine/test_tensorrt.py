@@ -98,7 +98,7 @@ def test_a_mixed_engine_is_built_without_a_gpu(built, model) -> None:
 @pytest.mark.parametrize("file", [ENGINE_FILE, SERIALIZED_FILE])
 def test_no_path_and_no_user_is_in_any_byte(built, file: str) -> None:
     data = built[0].with_name(file).read_bytes()
-    words = [str(built[0].parent), os.getcwd(), sys.prefix, "/tmp/", "/home/", "/root/"]
+    words = [str(built[0].parent), os.getcwd(), sys.prefix, "/tmp/", str(Path.home())]
     words += [f"/{getpass.getuser()}/", "stack_trace"]
     assert [word for word in words if word.encode() in data] == []
 
