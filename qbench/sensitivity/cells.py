@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -55,6 +55,7 @@ class Bench:
         ranges: What calibration saw, by tensor.
         seed: Seed of the resamples.
         family: Number of p-values that will be adjusted together.
+        refusals: What ``refuse`` has said of untreated cells; it is asked several times of each.
     """
 
     replay: Replay
@@ -65,6 +66,9 @@ class Bench:
     ranges: Mapping[str, TensorRange]
     seed: int = 0
     family: int = 1
+    refusals: dict[tuple[str, str], Refusal | None] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
 
 def measure_cell(
@@ -117,6 +121,17 @@ def refuse(
     bench: Bench, layer: Layer, format_name: str, treatment: Treatment | None = None
 ) -> Refusal | None:
     """Return why a cell cannot be measured, or ``None``."""
+    if treatment is not None:
+        return _refuse(bench, layer, format_name, treatment)
+    key = (layer.name, format_name)
+    if key not in bench.refusals:
+        bench.refusals[key] = _refuse(bench, layer, format_name, None)
+    return bench.refusals[key]
+
+
+def _refuse(
+    bench: Bench, layer: Layer, format_name: str, treatment: Treatment | None
+) -> Refusal | None:
     status, reason = applicability(layer.kind, format_name, bench.backend)
     if status is not Status.OK:
         return Refusal(status, reason)

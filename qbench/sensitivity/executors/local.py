@@ -45,14 +45,16 @@ class LocalExecutor:
     def run(self, assignments: Sequence[Assignment], over: Callable[[], bool] = never) -> Measured:
         """Yield the record of each assignment, in their order; ``None`` for what was left out.
 
-        Few cells run ahead of the first unfinished one, so that little is lost with this process.
+        No more cells than workers are begun and not yet told, so that no more are lost with this
+        process. Looks are short, and some run ahead.
         """
         if self._workers < 2 or len(assignments) < 2:
             for assignment in assignments:
                 yield self._one(assignment, over)
             return
         waiting, running = deque(assignments), deque[Future[SweepRecord | None]]()
-        ahead = self._workers * (_LOOKS_AHEAD if assignments[0].look is not None else 1)
+        looks = assignments[0].look is not None
+        ahead = self._workers * _LOOKS_AHEAD if looks else self._workers - 1
         pool = ThreadPoolExecutor(self._workers)
         try:
             while waiting or running:
