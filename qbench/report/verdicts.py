@@ -9,6 +9,7 @@ from qbench.report.comparison import Comparison, compare_engines
 from qbench.report.run_records import RunRecords
 from qbench.report.wording import (
     PLAN,
+    PLANNED_MEANING,
     REFERENCE,
     VERDICT_MEANING,
     estimate,
@@ -55,6 +56,7 @@ def verdict_words(run: RunRecords) -> list[str]:
     words = [VERDICT_MEANING[verdict]]
     judged = plan_judgement(run.judgements)
     if judged is None:
+        words = [PLANNED_MEANING.get(verdict, words[0])]
         return [*words, *_remarks(run, "")]
     rows = compare_engines(run.judgements, run.engines, None)
     if any(row.engine == PLAN and row.lowers_nothing for row in rows):

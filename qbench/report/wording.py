@@ -27,6 +27,14 @@ VERDICT_MEANING = {
     "stays at high precision.",
 }
 
+#: The same of a plan whose engine was measured on the samples that chose it, and on no others yet.
+PLANNED_MEANING = {
+    Verdict.VERIFIED: "On the sweep samples, which chose this plan, the whole interval of the drop "
+    "stays within the limit that was asked for. Samples that nothing else saw come next: verify.",
+    Verdict.FAILED: "On the sweep samples the whole interval of the drop lies beyond the limit "
+    "that was asked for.",
+}
+
 #: The sign that a heat map writes into a cell which has no number.
 STATUS_SIGN = {
     Status.OK: "",

@@ -175,3 +175,12 @@ def test_every_figure_is_drawn_in_a_browser(
     assert seen.console == ()
     assert (seen.figures, seen.errors) == (len(specs), 0)
     assert seen.drawings >= len(specs)
+
+
+def test_a_plan_is_not_said_to_be_verified_on_samples_that_nothing_saw(records: RunRecords) -> None:
+    planned = replace(records, judgements=(), facts={**records.facts, "verdict": "verified"})
+    assert "On the sweep samples, which chose this plan" in verdict_words(planned)[0]
+    assert (
+        "nothing else saw, the whole"
+        in verdict_words(replace(planned, judgements=records.judgements))[0]
+    )
