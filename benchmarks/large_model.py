@@ -209,7 +209,7 @@ def commands(folder: Path, model: Path, layers: Sequence[str]) -> Iterator[list[
 def measure(folder: Path, gigabytes: float, hidden: int) -> tuple[list[Ran], int]:
     """Make the model, run every command, and return what they took and the model's bytes."""
     model = write_model(folder, gigabytes, hidden)
-    size = sum(file.stat().st_size for file in folder.glob("large.onnx*"))
+    size = sum(file.stat().st_size for file in folder.glob("large*") if file.is_file())
     ran: list[Ran] = []
     for arguments in commands(folder, model, INCLUDE):
         ran.append(run_command(arguments, folder))
