@@ -64,11 +64,10 @@ def as_expected(
     for record in records:
         if record.latency_delta_ms is not None:
             layer = names[record.layer]
-            share = 1.0 if layer.kind in _PRODUCTS else 0.0
-            if backend.emulates(layer.kind, record.format):
-                share = 0.0
-            gain = EXPECTED_TIME.get(record.format, 1.0) - 1.0
-            delta = share * gain * layer.parameters * _MS_A_PARAMETER
+            native = not backend.emulates(layer.kind, record.format)
+            known = native and layer.kind in _PRODUCTS
+            gain = EXPECTED_TIME.get(record.format, 1.0) - 1.0 if known else 0.0
+            delta = gain * layer.parameters * _MS_A_PARAMETER
             record = replace(record, latency_delta_ms=Estimate(delta, delta, delta, 1))
         made.append(record)
     return tuple(made)

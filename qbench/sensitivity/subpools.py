@@ -19,6 +19,7 @@ import numpy as np
 
 from qbench.tasks.base import Array, Task
 from qbench.tasks.batches import Batch, InputSpec, make_batches
+from qbench.tasks.padding import can_pad
 from qbench.tasks.ranking import Rights
 from qbench.tasks.retrieval import Retrieval
 from qbench.tasks.similarity import Similarity
@@ -27,8 +28,6 @@ from qbench.tasks.similarity import Similarity
 _DISTRACTORS = 0.25
 #: Items longer than this share of all stay out of the pools: they are most of the price.
 _LONGEST = 0.8
-#: Inputs that say which positions are padded.
-_MASKS = ("attention_mask", "input_mask")
 #: Size of the random moves of the reference's outputs, beside their own length.
 _MOVES = (0.01, 0.03, 0.1)
 
@@ -135,10 +134,9 @@ def look_batches(
         pad_id: Token id of padded positions.
         padding: Most padded positions of a batch, as a share of its tokens.
     """
-    masked = any(spec.name in _MASKS for spec in specs)
     lengths = _lengths(task)[look.added]
     batches: list[Batch] = []
-    for group in _neighbours(lengths, padding if masked else 0.0):
+    for group in _neighbours(lengths, padding if can_pad(specs) else 0.0):
         own = make_batches(
             [task.encoded[item] for item in look.added[group]],
             specs,
