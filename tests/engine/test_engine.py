@@ -388,6 +388,28 @@ def test_an_engine_that_the_runtime_miscomputes_is_no_engine(tmp_path) -> None:
         self_test(path, model.path, [batch(feeds)], replace(SETTINGS, entries=entries), "y")
 
 
+def test_rounding_that_falls_otherwise_is_no_miscomputing_kernel(tmp_path) -> None:
+    """Where outputs are near zero their angle says little: the distance from the reference does."""
+    s, rng = Sketch(0), np.random.default_rng(0)
+    weight = rng.normal(size=(32, 8)).astype(np.float32)
+    weight[0] = 0
+    x = s.input("x", ir.DataType.FLOAT, ("batch", "sequence", 32))
+    first = s.op("MatMul", x, s.constant("w", weight), at="m.first")
+    near = s.op("MatMul", x, s.constant("v", weight * np.float32(1.001)), at="m.second")
+    graph = s.model(y=s.op("Sub", first, near))
+    model = stored(graph, tmp_path / "model")
+    plan = plan_of(model, lambda index, _: "fp32" if index else "w4a16")
+    path, *_ = build(model, plan, tmp_path / "engine")
+    feeds = {"x": rng.normal(size=(4, 3, 32)).astype(np.float32)}
+    feeds["x"][..., 0] = 25.0  # in 8 bits the others lose some of their digits beside it
+    entries = {**SETTINGS.entries, "session.qdq_matmulnbits_accuracy_level": "4"}
+    settings = replace(SETTINGS, entries=entries)
+    with open_session(path, settings) as fused, open_session(path, SETTINGS) as plain:
+        a, b = (session.run(feeds, ["y"])["y"].ravel() for session in (fused, plain))
+    assert a @ b < 0.99 * np.linalg.norm(a) * np.linalg.norm(b)
+    assert self_test(path, model.path, [batch(feeds)], settings, "y").max_abs_diff > 0
+
+
 def test_an_engine_that_gives_infinity_is_no_engine(tmp_path) -> None:
     s = Sketch(0)
     x = s.input("x", ir.DataType.FLOAT, ("batch", 8))
@@ -403,6 +425,15 @@ def test_the_self_test_says_that_outputs_collapsed(tmp_path) -> None:
     model = stored(s.model(y=s.op("Mul", x, s.number(0.0))), tmp_path)
     feeds = {"x": np.ones((4, 8), np.float32)}
     assert "zero" in self_test(model.path, model.path, [batch(feeds)], SETTINGS, "y").text
+
+
+def test_logits_that_cancel_have_not_collapsed(tmp_path) -> None:
+    s, weight = Sketch(0), np.random.default_rng(0).normal(size=(8, 1)).astype(np.float32)
+    x = s.input("x", ir.DataType.FLOAT, ("batch", 8))
+    opposite = s.constant("w", np.concatenate([weight, -weight], axis=1))
+    model = stored(s.model(y=s.op("MatMul", x, opposite, at="m.head")), tmp_path)
+    feeds = {"x": np.random.default_rng(1).normal(size=(4, 8)).astype(np.float32)}
+    assert "same" not in self_test(model.path, model.path, [batch(feeds)], SETTINGS, "y").text
 
 
 @pytest.mark.parametrize("name", ["ort-cuda", "tensorrt"])
