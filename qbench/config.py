@@ -142,6 +142,8 @@ def parse_seconds(text: str) -> float:
 class SweepConfig(_Section):
     """Which cells are measured. ``max_tokens`` bounds the tokens of one batch.
 
+    Times are those of the same batches, or of batches of ``batch`` texts where that is given.
+
     ``workers`` cells are measured side by side by an ``executor``: threads here, or Ray's workers.
 
     The ``remedies`` most divergent cells of each format are tried with every remedy of it;
@@ -157,6 +159,7 @@ class SweepConfig(_Section):
     include: Names = ()
     exclude: Names = ()
     max_tokens: Count = 512
+    batch: Count | None = None
     max_memory: str | None = None
     activation_budget: str | None = None
     race: bool = True

@@ -54,8 +54,7 @@ from qbench.workbench import Workbench
 REFERENCE = "reference"
 PLAN = "plan"
 
-#: Batches on which engines of the front are timed beside each other, and how often.
-_TIMED_BATCHES = 8
+#: How often engines of the front are timed beside each other on each batch.
 _TIMED_ROUNDS = 5
 #: Bytes of engines that are in memory together to be timed.
 _TOGETHER_BYTES = 1 << 30
@@ -253,9 +252,7 @@ def time_engines(work: Workbench, names: Sequence[str]) -> dict[str, Estimate]:
     """
     if work.backend.stand_in:
         return {name: Estimate(1.0, 1.0, 1.0, 0, method="not measured") for name in names}
-    batches = work.batches("sweep")
-    picked = sorted({int(i) for i in np.linspace(0, len(batches) - 1, _TIMED_BATCHES)})
-    feeds = [batches[i].feeds for i in picked]
+    feeds = [batch.feeds for batch in work.timed_batches()]
     size = sum(file_bytes(engine_path(work, name)) for name in (REFERENCE, *names))
     groups = [names] if size < _TOGETHER_BYTES else [[name] for name in names]
     found: dict[str, Estimate] = {}
@@ -270,9 +267,7 @@ def time_engines(work: Workbench, names: Sequence[str]) -> dict[str, Estimate]:
 
 def reference_ms(work: Workbench) -> float:
     """Return the median time of a batch in high precision, on one thread as cells are timed."""
-    batches = work.batches("sweep")
-    picked = sorted({int(i) for i in np.linspace(0, len(batches) - 1, _TIMED_BATCHES)})
-    feeds = [batches[i].feeds for i in picked]
+    feeds = [batch.feeds for batch in work.timed_batches()]
     times = time_batches([serve_with(work, REFERENCE)], feeds, _TIMED_ROUNDS, threads=1)
     return float(np.median(times[0].best_ms))
 

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from qbench import judging
+from qbench import base, judging
+from qbench.baselines import BASELINES, propose_baselines
 from qbench.budgets import check_request
 from qbench.calibration.collect import calibrate as observe_ranges
 from qbench.config import Config
@@ -21,7 +22,7 @@ from qbench.executing import check_executor
 from qbench.explaining import explain_cells
 from qbench.graph.layers import find_layers
 from qbench.judging import PLAN, REFERENCE
-from qbench.planner import BASELINES, Decision, decide, propose_baselines
+from qbench.planner import Decision, decide
 from qbench.planning.planfile import plan_sha256, read_plan, write_plan
 from qbench.progress import Listener, Silence
 from qbench.records import (
@@ -165,10 +166,11 @@ def make_plan(work: Workbench, listener: Listener | None = None) -> Plan:
 
 def take_plan(work: Workbench, decision: Decision) -> Plan:
     """Make a decision's plan the run's own; its engine is still to be built and verified."""
-    write_plan(decision.plan, work.run.plan_path)
+    plan = base.with_reasons(work, decision.plan)
+    write_plan(plan, work.run.plan_path)
     said = None if decision.verdict is None else str(decision.verdict)
     work.run.write_run({"verdict": said, "verdict_words": decision.words})
-    return decision.plan
+    return plan
 
 
 def current_plan(work: Workbench, path: Path | None = None) -> Plan:
@@ -307,7 +309,7 @@ def verify(work: Workbench, listener: Listener | None = None) -> tuple[Judgement
 def _record_verdict(work: Workbench, plan: Plan, judged: Judgement) -> None:
     """Write what verification said into plan and run; an earlier ``no_gain`` stands."""
     write_plan(replace(plan, verified=to_dict(judged)), work.run.plan_path)
-    if judging.is_gain(plan):
+    if base.lowers(work, plan):
         words = "; ".join(text for text in (judged.remark, judging.worth_of(work)) if text)
         work.run.write_run({"verdict": str(judged.verdict), "verdict_words": words})
 

@@ -1,4 +1,4 @@
-"""From sweep records to a plan: propose, build, measure, repair, choose; and its baselines."""
+"""From sweep records to a plan: propose, build, measure, repair, choose."""
 
 from __future__ import annotations
 
@@ -8,37 +8,31 @@ from pathlib import Path
 from typing import Any
 
 from qbench import base, budgets, judging
-from qbench.backends import Variant, applicability
 from qbench.config import PlanConfig
 from qbench.errors import BudgetError, InputError, MeasurementError, RunDirError
-from qbench.judging import Candidate
 from qbench.planning.blocks import with_blocks
 from qbench.planning.choose import Bounds, Choice, Cost, choose
 from qbench.planning.choose import Candidate as Measured
-from qbench.planning.costs import Offer, make_offer, sum_divergence, weight_elements
+from qbench.planning.costs import Offer, sum_divergence
 from qbench.planning.foreign import formats_of, read_modelopt
-from qbench.planning.front import front, random_plan, without_mixture
+from qbench.planning.front import front, without_mixture
 from qbench.planning.pins import apply_pins
 from qbench.planning.prices import Price, reprice
-from qbench.planning.problem import Problem, Proposal, cost_of
+from qbench.planning.problem import Problem, Proposal
 from qbench.planning.reasons import plan_layers, with_treatment
 from qbench.planning.solve import propose
 from qbench.planning.targets import offer_on
 from qbench.pricing import profile_prices
 from qbench.progress import Listener
-from qbench.records import Judgement, Plan, Status, SweepRecord, Verdict, to_dict
+from qbench.records import Judgement, Plan, SweepRecord, Verdict, to_dict
 from qbench.remedying import records_to_plan
 from qbench.repairs import repair
 from qbench.statistics import non_inferior
 from qbench.trials import Trials, names_of
 from qbench.workbench import Workbench
 
-#: Uniform engines: one format for every matrix that can take it.
-UNIFORM = ("int8", "int8_dynamic", "w8a16", "w4a16")
-RANDOM = "random"
 #: Engines of the front that are timed again beside repaired ones.
 _CONTENDERS = 2
-BASELINES = (*UNIFORM, "fp16", RANDOM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +63,7 @@ def decide(work: Workbench, listener: Listener) -> Decision:
         InputError: If a pin matches nothing, contradicts another, or was not measured.
     """
     records = records_to_plan(work)
-    pins, whole = budgets.pins_of(work), make_offer(records, work.layers, work.backend)
+    pins, whole = base.pins_on(work, budgets.pins_of(work)), base.offer_of(work, records)
     offer = apply_pins(offer_on(whole, work.config.plan.hardware, work.backend), pins)
     offer = replace(offer, tied_bytes=budgets.tied_bytes(work, offer))
     try:
@@ -277,6 +271,7 @@ def constraints_of(work: Workbench) -> dict[str, Any]:
         "max_latency": how.max_latency,
         "max_bytes": how.max_bytes,
         "max_bits": how.max_bits,
+        "batch": work.config.sweep.batch,
         "keep": list(how.keep) or None,
         "ban": list(how.ban) or None,
     }
@@ -308,7 +303,7 @@ def plan_of_point(work: Workbench, number: int) -> Decision:
             f"point {number} of {work.run.path} does not tell its layers: it was measured by an "
             f"older version; qbench plan {work.run.path} measures it again"
         )
-    offer = make_offer(records_to_plan(work), work.layers, work.backend)
+    offer = base.offer_of(work, records_to_plan(work))
     judged = next((j for j in work.run.read_judgements("sweep") if j.engine == row["engine"]), None)
     plan = _plan_with(work, offer, row["layers"], judged)
     told = {"point": number, "engine": row["engine"], "level": row["level"]}
@@ -325,7 +320,7 @@ def plan_of_modelopt(work: Workbench, path: Path) -> Decision:
             this backend has no format for.
     """
     formats = formats_of(read_modelopt(path), work.layers, work.backend, str(path))
-    offer = make_offer(work.run.read_sweep(), work.layers, work.backend)
+    offer = base.offer_of(work, work.run.read_sweep())
     plan = _plan_with(work, offer, formats)
     high = work.backend.high_precision
     rows = tuple(
@@ -362,39 +357,3 @@ def _row(
         "verdict": str(judgement.verdict),
         "chosen": measured is choice.candidate and choice.verdict is Verdict.VERIFIED,
     }
-
-
-def propose_baselines(work: Workbench, plan: Plan) -> list[Candidate]:
-    """Return the engines that a plan is compared with: uniform ones, and a random one of equal
-    cost. Activations, and layers whose cell did not end ``ok``, keep the high precision there."""
-    records = work.run.read_sweep()
-    fine = {(r.layer, r.format) for r in records if r.status is Status.OK}
-    candidates = []
-    for name in UNIFORM:
-        formats = {
-            layer.name: name
-            for layer in work.layers.layers
-            if (layer.name, name) in fine
-            and applicability(layer.kind, name, work.backend)[0] is Status.OK
-            and weight_elements(layer)
-        }
-        if formats:
-            candidates.append(Candidate(name, formats))
-    if work.backend.variant is Variant.ISLANDS:  # the model itself is in fp32
-        candidates.append(Candidate(work.backend.high_precision, {}))
-    random = _random_formats(work, plan, records)
-    if random:
-        candidates.append(Candidate(RANDOM, random))
-    return candidates
-
-
-def _random_formats(
-    work: Workbench, plan: Plan, records: Sequence[SweepRecord]
-) -> Mapping[str, str]:
-    problem = budgets.problem_for(work, make_offer(records, work.layers, work.backend))
-    try:
-        own = propose(plan.formats(), problem)
-        target = cost_of(own, "bytes" if problem.objective == "bytes" else "latency")
-        return random_plan(problem, target_cost=target, seed=work.config.run.seed).formats
-    except InputError:  # a plan edited by hand may hold formats that were never measured
-        return {}

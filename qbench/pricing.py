@@ -7,19 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from qbench import judging
+from qbench import base, judging
 from qbench.engine.build import label_nodes, lower_graph
 from qbench.engine.profiled import layer_times
-from qbench.judging import Candidate
 from qbench.planning.costs import Offer, pool_latency
 from qbench.planning.prices import Price, compare, pool_profile
 from qbench.planning.problem import Proposal
 from qbench.records import SweepRecord
 from qbench.runtime.profiling import profile_nodes
 from qbench.workbench import Workbench
-
-#: Batches of a profile.
-_BATCHES = 8
 
 
 def profile_prices(
@@ -44,13 +40,11 @@ def profile_prices(
     """
     if work.backend.stand_in:
         return []
-    batches = work.batches("sweep")
-    picked = sorted({int(i) for i in np.linspace(0, len(batches) - 1, _BATCHES)})
-    feeds = [batches[i].feeds for i in picked]
+    feeds = [batch.feeds for batch in work.timed_batches()]
     clips = judging.clips_of(work, work.run.read_ranges())
 
     def times(formats: Mapping[str, str]) -> dict[str, np.ndarray]:
-        candidate = Candidate("profile", formats, offer.treatments_of(formats))
+        candidate = base.candidate(work, "profile", formats, offer.treatments_of(formats))
         plan = judging.plan_for(work, candidate, clips)
         graph = lower_graph(work.model.ir, work.layers, plan)
         label_nodes(graph, work.layers)

@@ -9,8 +9,10 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 
 from qbench import judging
+from qbench.backends import Backend, Variant
 from qbench.base import base_graph
 from qbench.executing import executor_for
+from qbench.lowering.overflow import keep_overflowing
 from qbench.progress import Listener
 from qbench.raced import describe_effort, racer_for
 from qbench.records import Status, SweepRecord, to_dict
@@ -90,10 +92,12 @@ def ready_sweep(work: Workbench, listener: Listener) -> Iterator[ReadySweep]:
     cells = tuple((x.name, name) for x in work.chosen for name in work.config.sweep.formats)
     listener.stage("sweep: running the reference")
     one = replace(work.settings, threads=1)  # cells are measured side by side, a thread each
-    replay = Replay(work.model.ir, work.layers, batches, one, work.model.output, limits_of(work))
+    graph = keep_overflowing(work.model.ir, work.layers, ranges, work.backend)
+    replay = Replay(graph, work.layers, batches, one, work.model.output, limits_of(work))
     clips, seed = judging.clips_of(work, ranges), work.config.run.seed
     family = len(cells) * len(task.metrics)
-    runner = Sweep(replay, task, work.backend, clips, ranges, seed, family)
+    timed = work.timed_batches() if work.config.sweep.batch else ()
+    runner = Sweep(replay, task, work.backend, clips, ranges, seed, family, timed)
     racer, executor = None, None
     try:
         _check_reference(work, runner)
@@ -153,11 +157,28 @@ def raced_cells(work: Workbench, ready: ReadySweep, listener: Listener) -> Itera
     for record in filter(is_final, ready.known.values()):
         listener.step("from the journal")
         yield record
-    for record in ready.racer.run(ready.cells, ready.known.values()):
+    apart = frozenset(cell for cell in ready.cells if gives_back(work.backend, cell[1]))
+    racing = [cell for cell in ready.cells if cell not in apart]
+    known = [record for cell, record in ready.known.items() if cell not in apart]
+    for record in ready.racer.run(racing, known):
         work.run.append_sweep(record)
         if is_final(record):
             listener.step(f"{record.layer} {record.format}")
             yield record
+    wanted = [Assignment(cell) for cell in ready.pending if cell in apart]
+    for found in ready.executor.run(wanted, ready.racer.is_over):
+        if found is not None:
+            work.run.append_sweep(found)
+            listener.step(f"{found.layer} {found.format}")
+            yield found
+
+
+def gives_back(backend: Backend, format_name: str) -> bool:
+    """Whether cells of a format are measured for what they give back, which only all samples show.
+
+    That is fp32 beside fp16: it saves nothing, so that a race would stop it at its first look.
+    """
+    return backend.variant is Variant.ISLANDS and format_name == "fp32"
 
 
 def tell_effort(work: Workbench, records: Sequence[SweepRecord], cells: Sequence[Cell]) -> None:

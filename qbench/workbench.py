@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from qbench import __version__
-from qbench.backends import Backend, backend_named
+from qbench.backends import Backend, Variant, backend_named
 from qbench.config import Config, make_config
 from qbench.data import Prepared, prepare_splits
 from qbench.errors import ModelError, RunDirError
@@ -23,6 +23,7 @@ from qbench.graph.layers import find_layers, select_layers
 from qbench.graph.model import Model, open_stored
 from qbench.graph.reading import files_of
 from qbench.journal import flat_keys
+from qbench.lowering.overflow import find_overflow
 from qbench.provenance import (
     installed_versions,
     machine_type,
@@ -35,6 +36,7 @@ from qbench.rundir import RunDir
 from qbench.runtime.loading import LoadOptions, load_model, resolve_source, store_card
 from qbench.runtime.ort import SessionSettings, settings_for
 from qbench.tasks import Batch, Task, Tokenizer, load_tokenizer, make_batches, make_task
+from qbench.tasks.padding import sized_batches
 
 #: Packages whose version may change a number of the sweep.
 _DECIDING = ("onnxruntime", "onnxruntime-gpu", "numpy", "scipy", "onnx-ir")
@@ -42,7 +44,12 @@ _DECIDING = ("onnxruntime", "onnxruntime-gpu", "numpy", "scipy", "onnx-ir")
 _CHECK_TEXTS = 8
 
 #: What a run whose sweep was begun may not change any more.
-_FIXED = ("model.", "data.", "task.kind", "task.metric", "calibrate.", "plan.backend", "run.seed")
+_FIXED = (
+    *("model.", "data.", "task.kind", "task.metric", "calibrate.", "plan.backend", "run.seed"),
+    "sweep.batch",
+)
+#: Batches that times are measured on.
+_TIMED_BATCHES = 8
 
 _HEADS = {
     "classification": "classification",
@@ -242,6 +249,16 @@ class Workbench:
         sweep = self.config.sweep
         return select_layers(self.layers, sweep.include, sweep.exclude)
 
+    @functools.cached_property
+    def kept(self) -> Mapping[str, str]:
+        """Layers that fp16 cannot hold, where it is the high precision, each with the reason.
+
+        They are known once the run was calibrated.
+        """
+        if self.backend.variant is not Variant.ISLANDS:
+            return {}
+        return find_overflow(self.model.ir, self.layers, self.run.read_ranges())
+
     def task(self, split: str) -> Task:
         """Return the task on a split (made once)."""
         return self._tasks(split)[0]
@@ -249,6 +266,16 @@ class Workbench:
     def batches(self, split: str) -> tuple[Batch, ...]:
         """Return the frozen batches of a split (made once)."""
         return self._tasks(split)[1]
+
+    def timed_batches(self) -> tuple[Batch, ...]:
+        """Return the batches of the sweep split that times are measured on, over all lengths."""
+        size = self.config.sweep.batch
+        if size is not None:
+            encoded, pad_id = self.task("sweep").encoded, self.tokenizer.pad_id
+            return sized_batches(encoded, self.model.inputs, size, _TIMED_BATCHES, pad_id)
+        batches = self.batches("sweep")
+        picked = sorted({int(i) for i in np.linspace(0, len(batches) - 1, _TIMED_BATCHES)})
+        return tuple(batches[i] for i in picked)
 
     @functools.cache  # noqa: B019 — a workbench lives as long as its run
     def _tasks(self, split: str) -> tuple[Task, tuple[Batch, ...]]:

@@ -22,7 +22,7 @@ FLOORS = {
     **dict.fromkeys(["schemas", "graph", "lowering"], 2),
     **dict.fromkeys(["runtime", "tasks"], 3),
     **dict.fromkeys(["calibration", "sensitivity", "planning", "engine", "serving"], 4),
-    **dict.fromkeys(["pipeline", "planner", "judging", "sweeping", "workbench"], 5),
+    **dict.fromkeys(["pipeline", "planner", "baselines", "judging", "sweeping", "workbench"], 5),
     **dict.fromkeys(["raced", "progress", "executing"], 5),
     **dict.fromkeys(["budgets", "trials", "repairs", "pricing"], 5),
     **dict.fromkeys(["trust", "auditing", "remedying", "explaining", "torch_scales"], 5),

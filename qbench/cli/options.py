@@ -34,6 +34,7 @@ _KEYS = {
     "race": "sweep.race",
     "budget": "sweep.budget",
     "max_memory": "sweep.max_memory",
+    "batch": "sweep.batch",
     "remedies": "sweep.remedies",
     "scales": "sweep.scales",
     "executor": "sweep.executor",
@@ -157,6 +158,12 @@ def sweep_options(function: F) -> F:
                 "--scales",
                 metavar="NAME",
                 help="Scales of SmoothQuant and AWQ: own, or modelopt (tried beside our own).",
+            ),
+            click.option(
+                "--batch",
+                type=int,
+                metavar="N",
+                help="Texts a batch whose time is measured (that of the sweep's by default).",
             ),
             click.option(
                 "--max-memory", metavar="SIZE", help="Refuse a sweep that would take more: 4G."

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbench.errors import BudgetError, InputError
-from qbench.planning.problem import Objective, Problem, Proposal, cost_of, group_options
+from qbench.planning.costs import Option
+from qbench.planning.problem import Group, Objective, Problem, Proposal, cost_of, group_options
 from qbench.planning.solve import propose, reach, solve
 
 #: A random plan's cost is within this share of its target.
@@ -113,9 +114,11 @@ def at_level(problem: Problem, level: float) -> Proposal:
 def random_plan(problem: Problem, *, target_cost: float, seed: int = 0) -> Proposal:
     """Return a proposal of random formats whose cost is within 2 % of ``target_cost``.
 
-    Every layer draws a format at random; then random layers draw again, and a draw is kept if it
-    brings the sum nearer to the target. Where 200 such starts miss it (few layers, coarse costs)
-    the nearest one seen is returned: compare its cost with the target.
+    Every layer draws a format at random, the high precision among them, and no other that is
+    neither faster nor smaller than it: a plan is not compared with what nobody would build. Then
+    random layers draw again, and a draw is kept if it brings the sum nearer to the target. Where
+    200 such starts miss it (few layers, coarse costs) the nearest one seen is returned: compare
+    its cost with the target.
 
     Args:
         problem: What each layer may become; its limits do not bind a random plan.
@@ -126,7 +129,7 @@ def random_plan(problem: Problem, *, target_cost: float, seed: int = 0) -> Propo
         InputError: If the target lies outside of what the options can reach.
     """
     objective = _traded(problem.objective)
-    groups = group_options(problem)
+    groups = [replace(g, options=_worth_drawing(g)) for g in group_options(problem)]
     costs = [np.array([cost_of(o, objective) for o in group.options], float) for group in groups]
     lowest = math.fsum(float(c.min()) for c in costs)
     highest = math.fsum(float(c.max()) for c in costs)
@@ -150,6 +153,13 @@ def random_plan(problem: Problem, *, target_cost: float, seed: int = 0) -> Propo
         for layer in group.layers
     }
     return propose(formats, problem)
+
+
+def _worth_drawing(group: Group) -> tuple[Option, ...]:
+    """Return a group's high precision, and what is faster or smaller than it."""
+    kept, *others = group.options
+    gains = [o for o in others if o.seconds < kept.seconds or o.bytes < kept.bytes]
+    return (kept, *gains)
 
 
 def _traded(objective: Objective) -> Objective:

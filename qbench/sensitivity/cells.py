@@ -8,15 +8,17 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from qbench.backends import Backend, applicability
+from qbench.backends import Backend, Variant, applicability
 from qbench.errors import MeasurementError
-from qbench.graph.intermediates import implicit_of, nodes_by_name, tensors_of
-from qbench.graph.lint import FP16_MAX
-from qbench.lowering import LOWERINGS, Lowering, Refusal, lowering_for, unusable_clips
+from qbench.graph.intermediates import nodes_by_name
+from qbench.lowering import Lowering, Refusal, lowering_for, unusable_clips
+from qbench.lowering.fp32 import why_wide
+from qbench.lowering.overflow import overflow_of
 from qbench.lowering.treated import treated
 from qbench.records import Estimate, Layer, Status, SweepRecord, TensorRange, Treatment
 from qbench.sensitivity.diagnosis import find_non_finite
 from qbench.sensitivity.multiplicity import p_values
+from qbench.sensitivity.regained import Truth, measure_regained, regained_words
 from qbench.sensitivity.replay import Replay
 from qbench.sensitivity.timing import paired_latency, spread_batches
 from qbench.statistics import mean_interval, paired_drop
@@ -56,6 +58,9 @@ class Bench:
         seed: Seed of the resamples.
         family: Number of p-values that will be adjusted together.
         refusals: What ``refuse`` has said of untreated cells; it is asked several times of each.
+        timing: Replay of the batches that times are measured on; ``None`` where those of
+            ``replay`` serve.
+        truth: The model in fp32, where that is not what the reference is in.
     """
 
     replay: Replay
@@ -69,6 +74,14 @@ class Bench:
     refusals: dict[tuple[str, str], Refusal | None] = field(
         default_factory=dict, compare=False, repr=False
     )
+    timing: Replay | None = None
+    truth: Truth = field(default_factory=Truth, compare=False, repr=False)
+
+    def close(self) -> None:
+        """Free the sessions and the kept activations."""
+        if self.timing is not None:
+            self.timing.close()
+        self.replay.close()
 
 
 def measure_cell(
@@ -135,20 +148,18 @@ def _refuse(
     status, reason = applicability(layer.kind, format_name, bench.backend)
     if status is not Status.OK:
         return Refusal(status, reason)
+    if bench.backend.variant is Variant.ISLANDS:
+        kept = _refuse_kept(bench, layer, format_name)
+        if kept is not None:
+            return kept
     if format_name == bench.backend.high_precision:
         return Refusal(Status.NOT_APPLICABLE, f"{format_name} is the high precision: no change")
-    if format_name not in LOWERINGS:
-        return Refusal(
-            Status.NOT_YET,
-            f"{format_name} beside {bench.backend.high_precision} is not measured by this version",
-            "write it into plan.yaml for layers that need it",
-        )
     lowering = treated(lowering_for(format_name, backend=bench.backend), treatment)
     refusal = lowering.requires(bench.replay.model, layer)
     if refusal is not None:
         return refusal
-    if format_name == "fp16":
-        return _overflow(bench, layer)
+    if format_name == "fp16" and (words := _overflow(bench, layer)):
+        return Refusal(Status.INVALID, words, "keep the layer in fp32")
     if lowering_for(format_name, backend=bench.backend).format.needs_range:
         unusable = unusable_clips(layer, bench.clips)
         if unusable:
@@ -160,19 +171,22 @@ def _refuse(
     return None
 
 
-def _overflow(bench: Bench, layer: Layer) -> Refusal | None:
+def _refuse_kept(bench: Bench, layer: Layer, format_name: str) -> Refusal | None:
+    """Return why a layer that fp16 cannot hold takes no other format, or ``None``.
+
+    What is quantized would be rescaled to fp16, and so overflow as well.
+    """
+    words = why_wide(nodes_by_name(bench.replay.model.graph), layer)
+    if not words:
+        return None
+    if format_name == "fp32":
+        return Refusal(Status.NOT_APPLICABLE, f"the layer is kept in fp32 as it is: {words}")
+    return Refusal(Status.INVALID, words, "none is needed: the layer is kept in fp32")
+
+
+def _overflow(bench: Bench, layer: Layer) -> str:
     """Judge fp16 from the ranges: ONNX Runtime on CPU computes it in fp32 and never overflows."""
-    nodes = nodes_by_name(bench.replay.model.graph)
-    names = [*tensors_of(layer, nodes), *(item.name for item in implicit_of(layer))]
-    for seen in (bench.ranges[name] for name in names if name in bench.ranges):
-        if seen.absmax > FP16_MAX:
-            what = "an intermediate inside it" if seen.implicit else "its tensor"
-            return Refusal(
-                Status.INVALID,
-                f"fp16 overflows: {what} {seen.tensor!r} reaches {seen.absmax:.6g}, beyond 65504",
-                "keep the layer in fp32",
-            )
-    return None
+    return overflow_of(nodes_by_name(bench.replay.model.graph), layer, bench.ranges)
 
 
 def _measure(bench: Bench, layer: Layer, base: SweepRecord, outputs_only: bool) -> SweepRecord:
@@ -191,7 +205,7 @@ def _measure(bench: Bench, layer: Layer, base: SweepRecord, outputs_only: bool) 
         if bad:
             remedy = "keep the layer in high precision"
             return replace(base, status=Status.INVALID, reason=bad, remedy=remedy)
-        latency = None if outputs_only else paired_latency(bench.replay, changed)
+        latency = None if outputs_only else paired_latency(bench.timing or bench.replay, changed)
     finally:
         changed.close()
     local = (None, None) if outputs_only else _local_error(bench, layer, lowering)
@@ -204,7 +218,17 @@ def _measure(bench: Bench, layer: Layer, base: SweepRecord, outputs_only: bool) 
         sqnr_db=local[0],
         cosine=local[1],
     )
-    return judge_cell(bench, record, outputs)
+    return _with_regained(bench, judge_cell(bench, record, outputs), outputs)
+
+
+def _with_regained(bench: Bench, record: SweepRecord, outputs: Array) -> SweepRecord:
+    """Add what a layer in fp32 gives back of what the reference in fp16 lost."""
+    if record.format != "fp32":
+        return record
+    truth = bench.truth.outputs(bench.replay)
+    found = measure_regained(bench.task, truth, bench.reference.outputs, outputs, bench.seed)
+    words = (record.reason, regained_words(found))
+    return replace(record, regained=found, reason="; ".join(text for text in words if text))
 
 
 def judge_cell(bench: Bench, record: SweepRecord, outputs: Array) -> SweepRecord:

@@ -244,7 +244,7 @@ class Racer:
             emulated = self._bench.backend.emulates(layer.kind, format_name)
             batches = _BATCHES_EMULATED if emulated else _BATCHES
             repeats = _REPEATS_EMULATED if emulated else _REPEATS
-            return paired_latency(replay, changed, batches, repeats)
+            return paired_latency(self._bench.timing or replay, changed, batches, repeats)
         except Exception:  # as above
             return None
         finally:
@@ -253,6 +253,10 @@ class Racer:
     def close(self) -> None:
         """Free the looks' sessions; the bench is the caller's."""
         self.pools.close()
+
+    def is_over(self) -> bool:
+        """Whether the time budget has run out; a race that has not begun has all of it."""
+        return self._over()
 
     def _over(self) -> bool:
         return self._pace.clock() > self._deadline

@@ -94,7 +94,7 @@ class Replay:
         self._owns_chain = True
 
     def _set_up(self, chain: Chain, batches: Sequence[Batch], output: str, limits: Limits) -> None:
-        self.chain, self.batches, self._output, self.limits = chain, tuple(batches), output, limits
+        self.chain, self.batches, self.output, self.limits = chain, tuple(batches), output, limits
         self._last, self._carried = _what_matters(chain.segments, output)
         self._kept = Activations(0)
         self._reference: list[Array] = []
@@ -153,7 +153,7 @@ class Replay:
                 timed.append(np.diff(ticks))
                 self._reference.append(self._scored(values))
                 own = {n: v for n, v in values.items() if n in crossing and n not in batch.feeds}
-                self._kept.append({n: v for n, v in own.items() if n != self._output})
+                self._kept.append({n: v for n, v in own.items() if n != self.output})
             self._fit(reserved)
         except BaseException:
             self._kept.close()
@@ -186,9 +186,9 @@ class Replay:
 
     def _scored(self, values: Mapping[str, Array]) -> Array:
         """Return the scored output; one that no node gives is a constant of the graph."""
-        if self._output in values:
-            return values[self._output]
-        constant = self.model.graph.initializers[self._output].const_value
+        if self.output in values:
+            return values[self.output]
+        constant = self.model.graph.initializers[self.output].const_value
         assert constant is not None
         return np.asarray(constant.numpy())
 
@@ -284,7 +284,7 @@ class Replay:
                 np.array_equal(values[name], kept[name]) for name in carried if name in made
             ):
                 return self._reference[index]  # all that goes on from here is the reference's
-        return values[self._output]
+        return values[self.output]
 
     def part(self, index: int) -> ir.Model:
         """Return a copy of one segment of the reference; its weights are shared."""
@@ -292,7 +292,7 @@ class Replay:
 
     def start_values(self, batch: int) -> dict[str, Array]:
         """Return the feeds of one batch and all that the reference keeps of it."""
-        own = {self._output: self._reference[batch]}
+        own = {self.output: self._reference[batch]}
         return {**self.batches[batch].feeds, **self._kept.batch(batch), **own}
 
     def run_segment(

@@ -8,7 +8,9 @@ from qbench.backends import Backend
 from qbench.records import Layer, SweepRecord, TensorRange
 from qbench.sensitivity.cells import Bench, Reference, measure_cell
 from qbench.sensitivity.replay import Replay
+from qbench.sensitivity.timing import timing_replay
 from qbench.tasks.base import Task
+from qbench.tasks.batches import Batch
 
 
 class Sweep:
@@ -22,6 +24,7 @@ class Sweep:
         ranges: What calibration saw.
         seed: Seed of the resamples.
         family: Number of p-values that will be adjusted together.
+        timed: Batches that times are measured on; none where those of the task serve.
     """
 
     def __init__(
@@ -33,12 +36,16 @@ class Sweep:
         ranges: Sequence[TensorRange],
         seed: int = 0,
         family: int = 1,
+        timed: Sequence[Batch] = (),
     ) -> None:
         """Run the reference."""
         outputs = replay.run_reference()
         reference = Reference(outputs, task.score(outputs, outputs))
         by_tensor = {seen.tensor: seen for seen in ranges}
-        self.bench = Bench(replay, task, reference, backend, clips, by_tensor, seed, family)
+        timing = timing_replay(replay, timed)
+        self.bench = Bench(
+            replay, task, reference, backend, clips, by_tensor, seed, family, timing=timing
+        )
 
     @property
     def reference(self) -> Reference:
@@ -51,4 +58,4 @@ class Sweep:
 
     def close(self) -> None:
         """Free the sessions."""
-        self.bench.replay.close()
+        self.bench.close()

@@ -12,6 +12,7 @@ from qbench.records import Estimate
 from qbench.runtime.ort import Session
 from qbench.sensitivity.replay import ChangedSegments, Replay
 from qbench.statistics import median_interval
+from qbench.tasks.batches import Batch
 
 #: Batches of a latency pair, and interleaved repeats of each side.
 TIMED_BATCHES, REPEATS = 8, 3
@@ -45,6 +46,20 @@ def paired_latency(
             delta += best[True] - best[False]
         deltas.append(delta * 1e3)
     return median_interval(deltas)
+
+
+def timing_replay(replay: Replay, batches: Sequence[Batch]) -> Replay | None:
+    """Return a replay of the batches that times are measured on, its reference run.
+
+    Args:
+        replay: The replay of the task's batches, over the same cuts.
+        batches: The batches to time; ``None`` is returned where there are none.
+    """
+    if not batches:
+        return None
+    timing = replay.beside(batches, replay.output, replay.settings.threads)
+    timing.run_reference()
+    return timing
 
 
 def _timed(replay: Replay, index: int, batch: int, session: Session | None) -> float:

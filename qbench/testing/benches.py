@@ -14,6 +14,7 @@ from qbench.runtime.ort import open_session, settings_for
 from qbench.sensitivity.replay import Replay
 from qbench.sensitivity.sweep import Sweep
 from qbench.tasks.batches import make_batches
+from qbench.tasks.padding import sized_batches
 from qbench.tasks.unlabelled import Unlabelled
 from qbench.testing.graphs import tiny_encoder
 
@@ -36,12 +37,15 @@ def made_task(items: int = 24, seed: int = 0) -> Unlabelled:
     return Unlabelled(names, tuple((name, None) for name in names), encoded)
 
 
-def made_sweep(items: int = 24, model: ir.Model | None = None) -> tuple[Sweep, Layers]:
+def made_sweep(
+    items: int = 24, model: ir.Model | None = None, batch: int | None = None
+) -> tuple[Sweep, Layers]:
     """Return a sweep, calibrated on its own batches, and the layers of its graph.
 
     Args:
         items: Texts of its task.
         model: The graph, if it is to be a stored one; ``tiny_encoder`` by default.
+        batch: Texts of a batch whose time is measured, if not that of the task's.
     """
     model, task = model or tiny_encoder(), made_task(items)
     layers = find_layers(model)
@@ -49,4 +53,5 @@ def made_sweep(items: int = 24, model: ir.Model | None = None) -> tuple[Sweep, L
     replay = Replay(model, layers, batches, SETTINGS, OUTPUT)
     found = calibrate(model, layers, batches, lambda graph: open_session(graph, SETTINGS))
     clips = {seen.tensor: seen.absmax for seen in found.ranges if not seen.implicit}
-    return Sweep(replay, task, BACKEND, clips, found.ranges), layers
+    timed = sized_batches(task.encoded, SPECS, batch, 4) if batch else ()
+    return Sweep(replay, task, BACKEND, clips, found.ranges, timed=timed), layers

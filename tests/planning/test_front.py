@@ -126,6 +126,16 @@ def test_a_random_plan_keeps_ties_and_refuses_what_cannot_be() -> None:
         random_plan(Problem(options), target_cost=-5)
 
 
+def test_a_random_plan_draws_nothing_that_gains_nothing() -> None:
+    useless = Option("fp8", 0.1, bytes=9, seconds=0.0)
+    slower = Option("w8a16", 0.1, bytes=9, seconds=1e-3)
+    kept, fast = Option("fp32", 0.0, bytes=9, seconds=0.0), Option("int8", 0.1, 9, -1e-3)
+    options = {f"layer{i}": (kept, useless, slower, fast) for i in range(8)}
+    for seed in range(5):
+        plan = random_plan(Problem(options), target_cost=-4e-3, seed=seed)
+        assert sorted(set(plan.formats.values())) == ["fp32", "int8"]
+
+
 def test_coarse_costs_give_the_nearest_random_plan() -> None:
     coarse = {"a": [Option("fp32", 0.0, 100, 0.0), Option("int8", 0.1, 25, -1.0)]}
     assert random_plan(Problem(coarse, objective="bytes"), target_cost=40).bytes == 25

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from qbench.errors import DataError, ModelError
 from qbench.tasks import batches_sha256, gather_outputs, make_batches
+from qbench.tasks.padding import sized_batches
 
 
 @dataclass(frozen=True)
@@ -132,3 +133,20 @@ def test_outputs_that_follow_the_sequence_name_the_choices() -> None:
     batches = make_batches(items(2, 3), [IDS], max_tokens=3)
     with pytest.raises(ModelError, match="sequence length.*model.pooling"):
         gather_outputs(batches, [np.zeros((1, 2, 4)), np.zeros((1, 3, 4))])
+
+
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=30),
+    size=st.integers(1, 40),
+    count=st.integers(1, 8),
+    specs=st.sampled_from([[IDS, MASK], [IDS]]),
+)
+def test_batches_to_time_have_the_size_that_was_asked(lengths, size, count, specs) -> None:
+    batches = sized_batches(items(*lengths), specs, size, count)
+    assert 1 <= len(batches) <= count
+    for batch in batches:
+        assert {array.shape[0] for array in batch.feeds.values()} == {size}
+    longest = [batch.feeds["input_ids"].shape[1] for batch in batches]
+    assert longest == sorted(longest)
+    if count > 1:
+        assert longest[-1] == max(lengths)

@@ -85,6 +85,7 @@ class Kit:
         feeding: How batches of looks are made; ``None`` where the sweep is no race.
         looks: Samples of each look.
         blas_threads: Threads of matrix products outside of sessions.
+        timed: Batches that times are measured on; none where those of the task serve.
     """
 
     folder: str
@@ -105,6 +106,7 @@ class Kit:
     feeding: Feeding | None
     looks: tuple[int, ...]
     blas_threads: int
+    timed: tuple[Batch, ...] = ()
 
 
 def make_kit(
@@ -143,6 +145,7 @@ def make_kit(
         feeding=feeding,
         looks=tuple(looks),
         blas_threads=blas_threads(),
+        timed=bench.timing.batches if bench.timing else (),
     )
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from qbench.backends import backend_named
 from qbench.errors import MeasurementError, ModelError
 from qbench.graph.model import Model, open_stored
+from qbench.lowering.overflow import keep_overflowing
 from qbench.records import SweepRecord
 from qbench.sensitivity.activations import Activations, Limits
 from qbench.sensitivity.cells import Bench
@@ -30,6 +31,7 @@ from qbench.sensitivity.executors.kit import (
 )
 from qbench.sensitivity.looking import Pools
 from qbench.sensitivity.replay import Replay
+from qbench.sensitivity.timing import timing_replay
 from qbench.tasks.base import Array
 
 #: Cells whose looks' outputs a worker keeps for their next look.
@@ -117,7 +119,9 @@ class Worker:
         if model is None:
             return Opened(needs_files=True)
         limits = Limits(max_segments=kit.max_segments)
-        replay = Replay(model.ir, kit.layers, kit.batches, kit.settings, kit.output, limits)
+        backend = backend_named(kit.backend)
+        graph = keep_overflowing(model.ir, kit.layers, kit.ranges.values(), backend)
+        replay = Replay(graph, kit.layers, kit.batches, kit.settings, kit.output, limits)
         if tuple(replay.cuts) != kit.cuts:
             return Opened(f"it cuts the graph at {replay.cuts}, and {list(kit.cuts)} is asked for")
         self._stored = StoredActivations(fetch, references, kit.output)
@@ -131,11 +135,12 @@ class Worker:
             replay,
             kit.task,
             kit.reference,
-            backend_named(kit.backend),
+            backend,
             kit.clips,
             kit.ranges,
             kit.seed,
             kit.family,
+            timing=timing_replay(replay, kit.timed),
         )
         if kit.feeding is not None:
             self._pools = Pools(self._bench, kit.layers, kit.feeding, kit.looks)
@@ -176,7 +181,7 @@ class Worker:
         if self._pools is not None:
             self._pools.close()
         if self._bench is not None:
-            self._bench.replay.close()
+            self._bench.close()
         if self._place is not None:
             self._place.cleanup()
         self._bench = self._pools = self._place = None
