@@ -5,13 +5,13 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from qbench import judging
-from qbench.backends import applicability
+from qbench.backends import Backend, applicability
+from qbench.base import base_graph, candidate
 from qbench.config import parse_bytes
 from qbench.engine.build import lower_graph
 from qbench.errors import BudgetError, ConfigError
 from qbench.formats import format_named
 from qbench.graph.shapes import infer_shapes
-from qbench.judging import Candidate
 from qbench.limits import MaxLatency, parse_max_latency
 from qbench.lowering import lowering_for
 from qbench.planning.costs import Offer, Option, fused_layers, ties_of, weight_elements
@@ -19,6 +19,7 @@ from qbench.planning.pins import Pins, apply_pins, parse_pins, resolve_pins
 from qbench.planning.problem import Limits, Problem, problem_of
 from qbench.planning.solve import check_limits, reach
 from qbench.planning.targets import check_target
+from qbench.planning.wide import stored_bytes
 from qbench.records import Layer, Status
 from qbench.workbench import Workbench
 
@@ -108,7 +109,9 @@ def _sizes(work: Workbench, pins: Pins) -> Offer:
     high = work.backend.high_precision
     bits = format_named(high).weight_bits
     options: dict[str, list[Option]] = {
-        layer.name: [Option(high, 0.0, layer.weight_bytes, 0.0, weight_elements(layer), bits)]
+        layer.name: [
+            Option(high, 0.0, stored_bytes(layer, high), 0.0, weight_elements(layer), bits)
+        ]
         for layer in work.layers.layers
     }
     kept = {pin.format for pin in pins.kept.values()}
@@ -123,7 +126,7 @@ def _sizes(work: Workbench, pins: Pins) -> Offer:
             wanted = layer.name in swept or (pinned is not None and pinned.format == name)
             if not wanted or applicability(layer.kind, name, work.backend)[0] is not Status.OK:
                 continue
-            size = _size(graph, layer, name)
+            size = _size(graph, layer, name, work.backend)
             if size is not None:
                 elements, width = weight_elements(layer), format_named(name).weight_bits
                 options[layer.name].append(Option(name, 0.0, size, 0.0, elements, width))
@@ -132,9 +135,9 @@ def _sizes(work: Workbench, pins: Pins) -> Offer:
     return Offer(offered, (), ties, high, fused)
 
 
-def _size(graph: ir.Model, layer: Layer, name: str) -> int | None:
+def _size(graph: ir.Model, layer: Layer, name: str, backend: Backend) -> int | None:
     """Return the bytes that a lowering stores, ``None`` where it refuses the layer."""
-    lowering = lowering_for(name)
+    lowering = lowering_for(name, backend=backend)
     if lowering.requires(graph, layer) is not None:
         return None
     clips = {edge.tensor: 1.0 for edge in layer.edges}  # a range changes no size
@@ -148,17 +151,19 @@ def tied_bytes(work: Workbench, offer: Offer) -> dict[tuple[str, str], int]:
     not store the same numbers.
     """
     clips = judging.clips_of(work, work.run.read_ranges())
-    whole = _stored(work.model.ir)
+    whole = _stored(base_graph(work))
     counted = {}
     for tie, names in offer.ties.items():
-        kept = next(work.layers.by_name()[name].weight_bytes for name in names)
+        layer = work.layers.by_name()[names[0]]
+        kept = stored_bytes(layer, "fp32" if names[0] in work.kept else offer.high_precision)
         for option in offer.options[names[0]]:
             formats = dict.fromkeys(names, option.format)
             offered = all(offer.option(name, option.format) for name in names)
             if option.format == offer.high_precision or not offered:
                 continue
             treatments = offer.treatments_of(formats)
-            plan = judging.plan_for(work, Candidate("tied", formats, treatments), clips)
+            own = candidate(work, "tied", formats, treatments)
+            plan = judging.plan_for(work, own, clips)
             stored = _stored(lower_graph(work.model.ir, work.layers, plan))
             counted[tie, option.format] = stored - whole + kept
     return counted

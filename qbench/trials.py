@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from qbench import judging
+from qbench import base, judging
 from qbench.engine.build import lower_graph
 from qbench.errors import MeasurementError
-from qbench.judging import Candidate
 from qbench.planning.choose import Candidate as Measured
 from qbench.planning.choose import Cost
 from qbench.planning.costs import Offer
@@ -99,7 +98,8 @@ class Trials:
 
     def _plan(self, name: str, formats: Mapping[str, str]) -> Any:
         treatments = self.offer.treatments_of(formats)
-        return judging.plan_for(self.work, Candidate(name, formats, treatments), self._clips)
+        own = base.candidate(self.work, name, formats, treatments)
+        return judging.plan_for(self.work, own, self._clips)
 
 
 def names_of(stem: str, proposals: Sequence[Proposal], before: int = 0) -> dict[str, Proposal]:

@@ -21,6 +21,7 @@ from qbench.graph.shapes import infer_shapes
 from qbench.lowering import lowering_for, unusable_clips
 from qbench.lowering.edit import LAYER_KEY
 from qbench.lowering.faults import quantizer_faults
+from qbench.lowering.fp32 import mark_wide
 from qbench.lowering.islands import make_islands
 from qbench.lowering.rounding import rewritten_in
 from qbench.lowering.smooth import Readers, readers_of
@@ -54,6 +55,8 @@ def lower_graph(model: ir.Model, layers: Layers, plan: Plan) -> ir.Model:
             _lower(graph, layer, asked, backend, readers)
     if backend.variant is Variant.ISLANDS:
         _check_halves(graph, layers, {name for name, e in entries.items() if e.format == "fp16"})
+        wide = [x for x in layers.layers if x.name in entries and entries[x.name].format == "fp32"]
+        mark_wide(graph, [(layer, "planned") for layer in wide])
         formats = {layer.name: high for layer in layers.layers} | plan.formats()
         make_islands(graph, layers, formats, whole=high == "fp16")
     common_passes.RemoveUnusedNodesPass()(graph)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from qbench.backends import Backend
+from qbench.backends import Backend, Variant
 from qbench.errors import InputError
 from qbench.lowering.base import Change, Lowering, Refusal, unusable_clips
 from qbench.lowering.bf16 import Bf16Lowering
 from qbench.lowering.fp8 import Fp8Lowering
 from qbench.lowering.fp16 import Fp16Lowering
+from qbench.lowering.fp32 import Fp32Lowering
 from qbench.lowering.int8 import Int8Lowering
 from qbench.lowering.int8_dynamic import Int8DynamicLowering
 from qbench.lowering.w4a8 import W4A8Lowering
@@ -18,7 +19,7 @@ from qbench.lowering.w8a16 import W8A16Lowering
 
 __all__ = ["LOWERINGS", "Change", "Lowering", "Refusal", "lowering_for", "unusable_clips"]
 
-#: Lowerings of ``ort-cpu`` by format; the high precision there, fp32, needs none.
+#: Lowerings by format; fp32 needs one only beside fp16 (``fp32``).
 LOWERINGS: dict[str, Lowering] = {
     lowering.format.name: lowering
     for lowering in (
@@ -40,6 +41,8 @@ _IN_BLOCKS: dict[str, Callable[[int], Lowering]] = {
 }
 
 
+#: Keeps a layer in fp32 where fp16 is the high precision.
+_WIDE: Lowering = Fp32Lowering()
 #: Lowerings that write Q/DQ and nothing beside it, for a backend that reads no other operators.
 _BARE: dict[str, Lowering] = {"int8": Int8Lowering(bare=True), "fp8": Fp8Lowering(bare=True)}
 
@@ -58,6 +61,8 @@ def lowering_for(
     Raises:
         InputError: If this version has none.
     """
+    if format_name == "fp32" and backend is not None and backend.variant is Variant.ISLANDS:
+        return _WIDE
     try:
         lowering = LOWERINGS[format_name]
     except KeyError:

@@ -24,6 +24,7 @@ from qbench.graph.shapes import infer_shapes
 from qbench.lowering.constants import constant_of, is_constant
 from qbench.lowering.edit import LAYER_KEY, GraphEditor
 from qbench.lowering.fp16 import Fp16Lowering
+from qbench.lowering.fp32 import WIDE_KEY, wide_input
 from qbench.records import Kind, Layer, Layers, Rewritten
 
 #: Operators in no layer that join an island which they lie in.
@@ -66,7 +67,8 @@ def make_islands(
         layers: Its layers.
         formats: Format of each layer.
         whole: Whether fp16 is what surrounds the quantized layers too, so that their scales and
-            products are in fp16: all is but the layers that take fp32.
+            products are in fp16: all is but the layers that take fp32, and nodes that are marked to
+            stay in it (``fp32.mark_wide``).
         fills: What ``carried_fills`` gives of the whole graph, where this is a part of one.
     """
     infer_shapes(model)
@@ -104,7 +106,7 @@ def _members(
     between: set[ir.Node] = set()
     for node in model.graph:
         layer = owner.get(str(node.name)) or by_name.get(node.metadata_props.get(LAYER_KEY, ""))
-        if node.op_type in _NEVER or (node.domain and not whole):
+        if node.op_type in _NEVER or (node.domain and not whole) or WIDE_KEY in node.metadata_props:
             continue
         if layer is not None:
             if _is_half(layer, formats.get(layer.name, ""), whole):
@@ -128,7 +130,10 @@ def _caches_apart(
     for layer in layers.layers:
         if layer.kind is not Kind.KV or formats.get(layer.name) != "fp16":
             continue
-        reads = [nodes[e.node].inputs[e.index] for e in layer.edges if e.node in nodes]
+        edges = [edge for edge in layer.edges if edge.node in nodes]
+        if any(wide_input(e.index) in nodes[e.node].metadata_props for e in edges):
+            continue
+        reads = [nodes[edge.node].inputs[edge.index] for edge in edges]
         if not any(v is not None and v.producer() in members for v in reads):
             found.append(layer)
     return found

@@ -130,12 +130,18 @@ def _group_problems(plan: Plan, layers: Layers, backend: Backend) -> Iterator[st
     rows = {row.name: row for row in plan.layers}
     groups = {f"the weight {tie!r}": names for tie, names in ties_of(layers).items()}
     for bond, names in fused_layers(layers, backend).items():
-        groups[f"one product on {backend.name} ({bond})"] = names
+        joined = tuple(n for n in names if n in rows and not _stands_apart(rows[n], backend))
+        groups[f"one product on {backend.name} ({bond})"] = joined
     for bond, names in groups.items():
         own = [rows[name] for name in names if name in rows]
         if len({row.format for row in own}) > 1:
             told = ", ".join(f"{row.name} as {row.format}" for row in own)
             yield f"layers that share {bond} must take one format; got {told}"
+
+
+def _stands_apart(row: PlanLayer, backend: Backend) -> bool:
+    """Whether a layer is kept in fp32 beside fp16: it is then joined with none."""
+    return row.format == "fp32" != backend.high_precision
 
 
 def _row_problems(row: PlanLayer, backend: Backend, layer: Layer | None) -> Iterator[str]:

@@ -126,6 +126,8 @@ class SweepRecord:
         treatment: The remedy that its lowering was changed by; ``None`` for the plain one.
         block: Elements of K that share a scale, where the format has blocks.
         host: Host where it was measured, where that is not the run's own.
+        regained: Of fp32 beside fp16: the divergence from the model in fp32 that it takes off the
+            reference's; above zero is better.
     """
 
     layer: str
@@ -152,6 +154,7 @@ class SweepRecord:
     treatment: Treatment | None = None
     block: int | None = None
     host: str = ""
+    regained: Estimate | None = None
 
     @property
     def variant(self) -> str:
