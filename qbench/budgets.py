@@ -16,7 +16,7 @@ from qbench.limits import MaxLatency, parse_max_latency
 from qbench.lowering import lowering_for
 from qbench.planning.costs import Offer, Option, fused_layers, ties_of, weight_elements
 from qbench.planning.pins import Pins, apply_pins, parse_pins, resolve_pins
-from qbench.planning.problem import Limits, Problem, problem_of
+from qbench.planning.problem import Limits, Objective, Problem, problem_of
 from qbench.planning.solve import check_limits, reach
 from qbench.planning.targets import check_target
 from qbench.planning.wide import stored_bytes
@@ -193,13 +193,19 @@ def limits_of(work: Workbench, reference_ms: float | None) -> Limits:
     )
 
 
+def objective_of(work: Workbench) -> Objective:
+    """Return what a plan minimises: bytes where it would be time that nothing here can measure."""
+    asked = work.config.plan.objective
+    return "bytes" if work.backend.stand_in and asked in ("balanced", "latency") else asked
+
+
 def problem_for(work: Workbench, offer: Offer, limits: Limits | None = None) -> Problem:
     """Return the choice that a run's request leaves.
 
     Raises:
         BudgetError: If no engine is as small as was asked for.
     """
-    problem = problem_of(offer, work.config.plan.objective, limits)
+    problem = problem_of(offer, objective_of(work), limits)
     if limits is not None and limits.bytes is not None:
         _check_bytes(work, problem)
     return problem

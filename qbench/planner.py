@@ -11,7 +11,7 @@ from qbench import base, budgets, judging
 from qbench.config import PlanConfig
 from qbench.errors import BudgetError, InputError, MeasurementError, RunDirError
 from qbench.planning.blocks import with_blocks
-from qbench.planning.choose import Bounds, Choice, Cost, choose
+from qbench.planning.choose import Bounds, Choice, Cost, choose, contenders
 from qbench.planning.choose import Candidate as Measured
 from qbench.planning.costs import Offer, sum_divergence
 from qbench.planning.foreign import formats_of, read_modelopt
@@ -31,8 +31,8 @@ from qbench.statistics import non_inferior
 from qbench.trials import Trials, names_of
 from qbench.workbench import Workbench
 
-#: Engines of the front that are timed again beside repaired ones.
-_CONTENDERS = 2
+#: Engines that are timed again beside each other, where times do not tell them apart.
+_CONTENDERS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +81,11 @@ def decide(work: Workbench, listener: Listener) -> Decision:
     offer = reprice(offer, prices, work.layers, work.backend)
     problem = replace(problem, options=offer.options)
     repaired = repair(trials, problem, measured, bounds, listener)
-    measured = _timed_together(trials, measured, repaired.measured, bounds)
+    reference = Cost(base.base_bytes(work), 1.0)
+    measured = _timed_together(trials, [*measured, *repaired.measured], reference, bounds)
     choice = choose(
         measured,
-        Cost(base.base_bytes(work), 1.0),
+        reference,
         margin=trials.judge.margin or 0.0,
         objective=problem.objective,
         bounds=bounds,
@@ -133,28 +134,24 @@ def _tightened(
 
 
 def _timed_together(
-    trials: Trials, front_: Sequence[Measured], repaired: Sequence[Measured], bounds: Bounds
+    trials: Trials, measured: Sequence[Measured], reference: Cost, bounds: Bounds
 ) -> list[Measured]:
-    """Return all engines; those that may become the plan are timed again, in one run.
+    """Return all engines; those that may become the plan are timed again, longer and in one run.
 
-    Repaired engines were timed later than the front: on a machine that others use too the two
-    would not compare.
+    That is where times decide and do not tell engines apart yet.
     """
-    margin = trials.judge.margin or 0.0
+    margin, objective = trials.judge.margin or 0.0, trials.work.config.plan.objective
 
     def may_be_chosen(m: Measured) -> bool:
         fine = non_inferior(m.judgement.drop, margin) is Verdict.VERIFIED
         return fine and not bounds.exceeded(m.cost)
 
-    late = [m for m in repaired if may_be_chosen(m)]
-    small = trials.work.config.plan.objective == "bytes"
-    early = sorted(
-        filter(may_be_chosen, front_), key=lambda m: m.cost.bytes if small else m.cost.seconds
-    )
-    if not late or not early:
-        return [*front_, *repaired]
-    again = {m.judgement.engine: m for m in trials.time_together([*early[:_CONTENDERS], *late])}
-    return [again.get(m.judgement.engine, m) for m in (*front_, *repaired)]
+    able = [] if trials.work.backend.stand_in else [m for m in measured if may_be_chosen(m)]
+    final = contenders(able, reference, objective, _CONTENDERS)
+    if len(final) < 2:
+        return list(measured)
+    again = {m.judgement.engine: m for m in trials.time_together(final)}
+    return [again.get(m.judgement.engine, m) for m in measured]
 
 
 def _spread(proposals: Sequence[Proposal]) -> list[Proposal]:
@@ -189,8 +186,9 @@ def proposals_of(problem: Problem, how: PlanConfig) -> list[Proposal]:
         BudgetError: If no choice keeps the limits.
     """
     found = front(problem, how.levels)
-    if not found:
-        return front(replace(problem, objective="bytes"), how.levels)
+    if all(form in (problem.high_precision, "fp32") for p in found for form in p.formats.values()):
+        smaller = front(replace(problem, objective="bytes"), how.levels)
+        return [*found, *(p for p in smaller if p.formats not in [q.formats for q in found])]
     pure = without_mixture(problem, found) if problem.objective in ("balanced", "latency") else ()
     return sorted((*found, *pure), key=lambda p: p.divergence_sum)
 
@@ -227,7 +225,7 @@ def _plan_with(
         layer.name: {e.tensor: clips[e.tensor] for e in layer.edges if e.tensor in clips}
         for layer in work.layers.layers
     }
-    rows = plan_layers(work.layers, offer, formats, clips=own, objective=how.objective)
+    rows = plan_layers(work.layers, offer, formats, clips=own, objective=budgets.objective_of(work))
     rows = with_blocks(rows, records)
     treatments = offer.treatments_of(formats)
     return Plan(
