@@ -11,7 +11,8 @@ simulation:
   virtual time, so that tenants share by weight and one tenant is served in order of arrival;
   a ``batch`` request that waited ``ageing_s`` counts as ``interactive``, so nothing starves;
 - a batch is filled with requests of like length under a budget of padded tokens
-  (``longest * count <= token_budget``; a single longer request goes alone);
+  (``longest * count <= token_budget``; a single longer request goes alone), of which it takes
+  no more than its lane's part of what waits, so that a short queue is served in small batches;
 - a request joins only if its padding costs less than the batch of its own that it saves, and
   the padding of the whole batch stays within ``max_padding``;
 - requests of odd size hold at most one lane while others wait, where that is asked for;
@@ -225,7 +226,7 @@ class Batcher:
         anchor = self._anchor()
         if self.limits.fixed_size is not None:
             return self._decide_fixed(self.limits.fixed_size, now_s)
-        choice = choose(self._line, anchor, self.limits, self.cost.overhead_tokens)
+        choice = choose(self._line, anchor, self._part(), self.cost.overhead_tokens)
         chosen = members(self._line, anchor, choice)
         kept = keep_deadlines(chosen, anchor, self.model, now_s)
         full = choice.size >= choice.room or len(kept) < len(chosen)
@@ -287,6 +288,12 @@ class Batcher:
             return first
         others = (item for item in self._line.in_order() if not self._is_odd(item.tokens))
         return next(others, first)
+
+    def _part(self) -> BatchLimits:
+        """Return the limits of a batch that leaves other lanes their part of what waits."""
+        limits = self.limits
+        part = self.cost.worthwhile(self._line.tokens, limits.lanes, limits.token_budget)
+        return limits if part == limits.token_budget else replace(limits, token_budget=part)
 
     def _reason_to_go(self, chosen: list[Waiting], full: bool, now_s: float) -> Reason | Wait:
         due_s = min(item.admitted_s for item in chosen) + self.limits.max_wait_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -13,6 +14,8 @@ _CANDIDATES = tuple(sorted({int(base * 2**power) for base in (32, 48) for power 
 _NEAR_BEST = 0.97
 _MEMORY_SHARE = 0.8
 _KEPT_LENGTHS = 64
+_LOAD = 0.7  # of what the lanes carry: the load at which latencies are told
+_TIGHT = "the SLA is too tight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,8 @@ class Sizing:
         worst_batch_ms: Expected time of the slowest full batch.
         p99_ms: Expected bound of the 99th percentile: the wait for a fuller batch, the batch
             that holds the lane, and its own.
+        queues: Whether that bound does not hold at 70 % load, because one request in a hundred
+            waits for a lane for longer than a batch takes.
         within_sla: Whether that is within the SLA.
         within_memory: Whether all lanes' batches keep to 80 % of the free memory.
         reason: What limited it, in words.
@@ -34,6 +39,7 @@ class Sizing:
     requests_per_s: float
     worst_batch_ms: float
     p99_ms: float
+    queues: bool
     within_sla: bool
     within_memory: bool
     reason: str
@@ -80,8 +86,10 @@ def size_batches(
 ) -> Sizing:
     """Return the smallest token budget within 3 % of the best throughput that keeps all limits.
 
-    Where no budget keeps the SLA, the one with the lowest expected latency is returned, and
-    says so; memory is never traded for speed.
+    Of such budgets those come first that keep their expected latency at 70 % load: a smaller one
+    would answer no sooner, because requests then wait for lanes and not for batches. Where no
+    budget keeps the SLA, the one with the lowest expected latency is returned, and says so; memory
+    is never traded for speed.
     """
     least = min(demand.picked)
     tried = [one for one in candidates if least <= one <= max(demand.most_tokens, least)]
@@ -91,22 +99,59 @@ def size_batches(
     if not good:
         return min(fitting, key=lambda one: one.p99_ms)
     enough = _NEAR_BEST * max(one.requests_per_s for one in good)
-    return next(one for one in good if one.requests_per_s >= enough)
+    near = [one for one in good if one.requests_per_s >= enough]
+    return next((one for one in near if not one.queues), near[0])
 
 
 def expect(cost: BatchCost, demand: Demand, budget: int) -> Sizing:
     """Return what the model expects of a token budget."""
-    seconds, worst_s, fits = 0.0, 0.0, True
-    for length in demand.picked:
-        batch = max(budget // length, 1)
-        batch_s = cost.predict(batch, length)
-        seconds += batch_s / batch
-        worst_s = max(worst_s, batch_s)
-        if demand.memory is not None:
-            need = demand.memory.need(batch, length) * demand.lanes
-            fits = fits and need <= _MEMORY_SHARE * demand.free_bytes
-    rate = demand.lanes * len(demand.picked) / seconds if seconds > 0 else 0.0
+    batches = [(max(budget // length, 1), length) for length in demand.picked]
+    seconds = np.array([cost.predict(*batch) for batch in batches])
+    shares = np.array([1 / batch for batch, _ in batches])  # batches a request of each length
+    worst_s, total_s = float(seconds.max()), float(seconds @ shares)
+    memory = demand.memory
+    fits = memory is None or all(
+        memory.need(*batch) * demand.lanes <= _MEMORY_SHARE * demand.free_bytes for batch in batches
+    )
     p99_s = demand.max_wait_s + 2 * worst_s * cost.spread
     keeps = demand.sla_s is None or p99_s <= demand.sla_s
-    reason = "throughput" if keeps and fits else ("memory" if not fits else "the SLA is too tight")
-    return Sizing(budget, rate, worst_s * 1e3, p99_s * 1e3, keeps, fits, reason)
+    return Sizing(
+        token_budget=budget,
+        requests_per_s=demand.lanes * len(batches) / total_s if total_s > 0 else 0.0,
+        worst_batch_ms=worst_s * 1e3,
+        p99_ms=p99_s * 1e3,
+        queues=lane_wait_s(seconds, shares, demand.lanes) > worst_s,
+        within_sla=keeps,
+        within_memory=fits,
+        reason="throughput" if keeps and fits else ("memory" if not fits else _TIGHT),
+    )
+
+
+def lane_wait_s(seconds: np.ndarray, shares: np.ndarray, lanes: int, load: float = _LOAD) -> float:
+    """Return the wait for a lane that one request in a hundred exceeds, seconds.
+
+    Batches queue as customers of ``lanes`` servers. A batch waits with Erlang's probability C, and
+    then for an exponential time of mean ``E[S] (ca² + cs²) / (2 lanes (1 - load))`` (Allen and
+    Cunneen's approximation); batches of k requests of Poisson arrivals come with ``ca² = 1 / k``.
+
+    Args:
+        seconds: Time of a full batch of each length [n].
+        shares: Batches a request of each length [n].
+        lanes: Servers.
+        load: Share of time that they are busy.
+    """
+    mean_s = float(np.average(seconds, weights=shares))
+    if mean_s <= 0:
+        return 0.0
+    spread = float(np.average(seconds**2, weights=shares)) / mean_s**2 - 1
+    arrivals = float(np.mean(shares))
+    mean_wait_s = mean_s * (arrivals + spread) / (2 * lanes * (1 - load))
+    return mean_wait_s * max(math.log(100 * _erlang_c(lanes, load)), 0.0)
+
+
+def _erlang_c(lanes: int, load: float) -> float:
+    """Return the probability that all of ``lanes`` servers are busy (Erlang's C formula)."""
+    blocked = 1.0
+    for servers in range(1, lanes + 1):
+        blocked = lanes * load * blocked / (servers + lanes * load * blocked)
+    return blocked / (1 - load * (1 - blocked))

@@ -40,8 +40,11 @@ class BatchTimes:
         return tuple(float(value) for value in np.median(self.times_ms, axis=0))
 
     def ratio_to(self, reference: BatchTimes) -> Estimate:
-        """Return the paired ratio of a round's total time to the reference's (< 1 is faster)."""
-        return paired_ratio(np.sum(self.times_ms, axis=1), np.sum(reference.times_ms, axis=1))
+        """Return the paired ratio of times to the reference's (< 1 is faster).
+
+        In each round it is the geometric mean over the batches: a short one counts as a long one.
+        """
+        return paired_ratio(_geometric(self.times_ms), _geometric(reference.times_ms))
 
 
 def time_batches(
@@ -88,6 +91,11 @@ def time_batches(
         BatchTimes(engine.name, _milliseconds(wall_s[index]), _milliseconds(cpu_s[index]))
         for index, engine in enumerate(engines)
     )
+
+
+def _geometric(times_ms: Sequence[Sequence[float]]) -> np.ndarray:
+    """Return the geometric mean over batches of each round, shape [rounds]."""
+    return np.asarray(np.exp(np.mean(np.log(times_ms), axis=1)))
 
 
 def _milliseconds(seconds: np.ndarray) -> tuple[tuple[float, ...], ...]:

@@ -16,6 +16,7 @@ _FORGET = 0.97  # weight of the past at each new batch: the fit remembers some 3
 _LEAST_BATCHES = 8
 _LEAST_SPREAD = 0.05  # of the mean padded tokens; below it the intercept is not identified
 _RECENT = 32
+_WORTH_OVERHEADS = 8.0
 _GAPS = 48
 _LEAST_GAPS = 8
 
@@ -82,6 +83,23 @@ class LaneCost:
             return DEFAULT_OVERHEAD_TOKENS
         overhead_s, token_s = line
         return overhead_s / token_s if token_s > 0 else float("inf")
+
+    def worthwhile(self, waiting: int, lanes: int, budget: int) -> int:
+        """Return the padded tokens that a batch may take of what waits, ``budget`` at most.
+
+        A batch takes half of its lane's part of the waiting tokens, so that lanes end together and
+        what comes meanwhile finds one free soon (guided self-scheduling, Polychronopoulos and Kuck,
+        1987). Up to eight overheads it may always take: below that, a call costs too much of it.
+
+        Args:
+            waiting: Tokens that wait.
+            lanes: Lanes that share them.
+            budget: The largest batch that is allowed, padded tokens.
+        """
+        if self.line is None:
+            return budget
+        part = max(_WORTH_OVERHEADS * self.overhead_tokens, waiting / (2 * lanes))
+        return budget if part >= budget else max(int(part), 1)
 
 
 class ArrivalGaps:

@@ -86,6 +86,7 @@ class Line:
         self.order: list[Key] = []  # ascending: the first is served next
         self.lengths: list[int] = []  # distinct lengths, ascending
         self.by_length: dict[int, list[Key]] = {}  # length -> keys, ascending
+        self.tokens = 0  # of all that wait
 
     def __len__(self) -> int:
         """Return how many wait."""
@@ -104,6 +105,7 @@ class Line:
         """Put a request into its place."""
         key = item.key
         self.by_ticket[item.ticket] = item
+        self.tokens += item.tokens
         insort(self.order, key)
         bucket = self.by_length.get(item.tokens)
         if bucket is None:
@@ -120,6 +122,7 @@ class Line:
         """
         item = self.by_ticket.pop(ticket)
         key = item.key
+        self.tokens -= item.tokens
         del self.order[bisect_left(self.order, key)]
         bucket = self.by_length[item.tokens]
         del bucket[bisect_left(bucket, key)]

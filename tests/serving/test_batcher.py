@@ -217,7 +217,7 @@ def test_the_padding_threshold_splits_a_batch():
 def test_padding_that_costs_more_than_a_batch_of_its_own_is_refused():
     batcher = Batcher(BatchLimits(token_budget=256, max_padding=0.9))
     now_s = teach(batcher, overhead_s=0.001, token_s=0.001)  # a batch costs one token's time
-    offer(batcher, [20, 24, 20], now_s)
+    offer(batcher, [20, 24, 20, 24, 24], now_s)
     assert batcher.decide(now_s).tickets == (16, 18)
     cheap = Batcher(BatchLimits(token_budget=256, max_padding=0.9))
     now_s = teach(cheap, overhead_s=0.01, token_s=0.0001)  # a batch costs a hundred tokens

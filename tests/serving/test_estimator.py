@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from qbench.serving.cost import BatchCost, BatchMemory, Point
-from qbench.serving.estimator import Demand, expect, size_batches
+from qbench.serving.estimator import Demand, expect, lane_wait_s, size_batches
 
 
 def cost_of(call_s: float, token_s: float, pair_s: float = 0.0) -> BatchCost:
@@ -15,8 +16,8 @@ LENGTHS = tuple([16, 24, 32, 48] * 10)
 
 
 def test_where_a_call_costs_much_batches_are_large():
-    dear = size_batches(cost_of(0.01, 1e-6), Demand(LENGTHS))
-    cheap = size_batches(cost_of(1e-5, 1e-4), Demand(LENGTHS))
+    dear = size_batches(cost_of(0.01, 1e-6), Demand(LENGTHS, lanes=4))
+    cheap = size_batches(cost_of(1e-5, 1e-4), Demand(LENGTHS, lanes=4))
     assert dear.token_budget > 500
     assert cheap.token_budget <= 64
 
@@ -62,3 +63,22 @@ def test_many_lengths_are_asked_for_by_rank():
     demand = Demand(tuple(range(1, 10_001)))
     assert len(demand.picked) == 64
     assert (demand.picked[0], demand.picked[-1]) == (1, 10_000)
+
+
+def test_of_budgets_that_carry_alike_one_whose_latency_holds_at_seventy_per_cent_is_taken():
+    cost = cost_of(0.0023, 1e-4, 5e-8)  # a small encoder on a CPU
+    demand = Demand(tuple(range(16, 257)), lanes=2)
+    small, found = expect(cost, demand, 256), size_batches(cost, demand)
+    assert small.queues  # long requests run alone: two lanes are a plain queue
+    assert not found.queues and found.token_budget == 512
+    assert not expect(cost, Demand(tuple(range(16, 49)), lanes=2), 128).queues
+
+
+def test_the_wait_for_a_lane_is_that_of_the_textbook():
+    # M/M/1 at 70 %: P(W > t) = 0.7 exp(-0.3 t / S); one size of batch has half of its mean wait
+    one = lane_wait_s(np.array([1.0]), np.array([1.0]), 1)
+    assert one == pytest.approx(np.log(70) / 0.3 / 2)
+    # Erlang's C of two servers at 70 % is 2·0.7² / 1.7
+    two = lane_wait_s(np.array([1.0]), np.array([1.0]), 2)
+    assert two == pytest.approx(np.log(100 * 0.98 / 1.7) / 0.3 / 4)
+    assert lane_wait_s(np.array([1.0]), np.array([0.1]), 1) == pytest.approx(one / 10)

@@ -1,0 +1,55 @@
+"""P99 at 70 % load, in simulated time: within the longest wait and two batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from serving_sim import Asked, p99_ms, play
+
+from qbench.serving.batcher import Batcher, BatchLimits
+from qbench.serving.cost import BatchCost, Point
+from qbench.serving.estimator import Demand, size_batches
+
+MAX_WAIT_S = 0.005
+
+
+def cost_s(batch: int, length: int) -> float:
+    """Return what a small encoder takes on one core of a CPU, seconds."""
+    return 0.0023 + batch * length * (1e-4 + 5e-8 * length)
+
+
+def known() -> BatchCost:
+    shapes = [(b, n) for n in (16, 64, 136, 240) for b in (1, 2, 4)]
+    return BatchCost(Point(b, n, cost_s(b, n)) for b, n in shapes)
+
+
+def arrivals(rate: float, lengths: tuple[int, ...], seconds: float) -> list[Asked]:
+    rng = np.random.default_rng(3)
+    times = np.sort(rng.random(rng.poisson(rate * seconds)) * seconds)
+    drawn = rng.integers(lengths[0], lengths[-1] + 1, len(times))
+    return [Asked(float(at_s), [1] * int(n)) for at_s, n in zip(times, drawn, strict=True)]
+
+
+@pytest.mark.parametrize(("low", "high", "capacity"), [(16, 256, 124.0), (16, 48, 530.0)])
+def test_p99_at_seventy_per_cent_is_within_the_wait_and_two_batches(low, high, capacity):
+    lengths = tuple(range(low, high + 1))
+    sizing = size_batches(known(), Demand(lengths, lanes=2, max_wait_s=MAX_WAIT_S))
+    budget = sizing.token_budget
+    limits = BatchLimits(token_budget=budget, max_wait_s=MAX_WAIT_S, lanes=2, odd_lane=True)
+    asked = arrivals(0.7 * capacity, lengths, 4000 / capacity)
+    play(Batcher(limits, known()), asked, cost_s)
+    batch_s = max(cost_s(max(budget // n, 1), n) for n in lengths)
+    assert p99_ms(asked) <= 1e3 * (MAX_WAIT_S + 2 * batch_s)
+    assert max(one.latency_s for one in asked) < 10 * batch_s  # and nothing starves
+
+
+def test_a_short_queue_is_served_in_small_batches():
+    """A large budget is for long queues: at the same load it does not make answers later."""
+    found = {}
+    for budget in (256, 1024):
+        asked = arrivals(80.0, (16, 256), 40.0)
+        limits = BatchLimits(token_budget=budget, max_wait_s=MAX_WAIT_S, lanes=2, odd_lane=True)
+        play(Batcher(limits, known()), asked, cost_s)
+        found[budget] = np.median([one.latency_s for one in asked]), p99_ms(asked)
+    assert found[1024][0] < 1.1 * found[256][0]
+    assert found[1024][1] < 1.2 * found[256][1]
