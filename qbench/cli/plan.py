@@ -46,16 +46,15 @@ def command(run: str, point: int | None, from_modelopt: str | None, **options: A
     from pathlib import Path
 
     from qbench.cli.bars import ProgressBars
+    from qbench.cli.reopening import reopened
     from qbench.pipeline import make_plan, take_plan, verdict_of
     from qbench.planner import plan_of_modelopt, plan_of_point
     from qbench.report.run_records import load_records
     from qbench.report.summary import plan_summary
-    from qbench.workbench import Workbench
 
     if point is not None and from_modelopt is not None:
         raise ConfigError("--point and --from-modelopt: got both; give one of them")
-    work = Workbench.reopen(run, overrides_from(options))
-    with ProgressBars() as bars:
+    with reopened(run, overrides_from(options)) as work, ProgressBars() as bars:
         if point is not None:
             plan = take_plan(work, plan_of_point(work, point))
         elif from_modelopt is not None:

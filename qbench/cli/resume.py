@@ -30,11 +30,10 @@ def command(run: str, **options: Any) -> Answer:
     """
     from qbench.cli.bars import ProgressBars
     from qbench.cli.outcome import outcome_of
+    from qbench.cli.reopening import reopened
     from qbench.pipeline import calibrate, complete, prepare, sweep
-    from qbench.workbench import Workbench
 
-    work = Workbench.reopen(run, overrides_from(options))
-    with ProgressBars() as bars:
+    with reopened(run, overrides_from(options)) as work, ProgressBars() as bars:
         prepare(work, bars)
         if work.run.read_run().get("goal") == "sweep":
             calibrate(work, bars)

@@ -11,10 +11,10 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from qbench.backends import Backend, applicability, applicable_formats, backend_named
-from qbench.errors import InputError, PlanError, did_you_mean, unknown_name
+from qbench.errors import ConfigError, InputError, PlanError, did_you_mean, unknown_name
 from qbench.formats import format_named
 from qbench.planning.costs import fused_layers, ties_of
-from qbench.planning.targets import missing_on
+from qbench.planning.targets import check_target, missing_on
 from qbench.records import Kind, Layer, Layers, Plan, PlanLayer, Status
 from qbench.remedies import check_row
 
@@ -105,11 +105,20 @@ def check_plan(
         problems += _name_problems(counts, known)
         problems += _group_problems(plan, layers, where)
     target = plan.constraints.get("hardware")
+    if target:
+        problems += _target_problems(str(target), where)
     for row in plan.layers:
         if missing := missing_on(target, row.format, where):
             problems.append(f"layer {row.name!r} cannot take {row.format}: {missing}")
         problems += _row_problems(row, where, None if known is None else known.get(row.name))
     _raise_all(origin, problems)
+
+
+def _target_problems(target: str, backend: Backend) -> Iterator[str]:
+    try:
+        check_target(target, backend)
+    except ConfigError as error:
+        yield f"constraints, {error}"
 
 
 def _name_problems(counts: Mapping[str, int], known: Mapping[str, Layer]) -> Iterator[str]:

@@ -13,16 +13,22 @@ _NUMBER = re.compile(r"SM\s*(\d{2,3})", re.IGNORECASE)
 
 
 def check_target(target: str, backend: Backend) -> None:
-    """Check that a target (``SM86``) is hardware of the backend.
+    """Check that a target (``SM86``) is hardware of the backend: before anything is measured.
 
     Raises:
         ConfigError: If it is written in another way, or the backend does not run on it.
     """
-    number, least = _number(target), _number(backend.hardware)
-    if number is None or least is None or number < least:
+    asked, known = _NUMBER.fullmatch(target.strip()), _numbers(backend.hardware)
+    number = None if asked is None else int(asked.group(1))
+    if len(known) > 1:  # all that the backend builds for; a single number is the least of many
+        fits, allowed = number in known, "one of them"
+    else:
+        fits = bool(known) and number is not None and number >= known[0]
+        allowed = f"SM{known[0]} or above" if known else ""
+    if not fits:
         raise ConfigError(
             f"hardware: got {target!r}; {backend.name} runs on {backend.hardware or 'any'}"
-            + ("" if least is None else f": give SM and the number, SM{least} or above")
+            + (f": give SM and the number, {allowed}" if known else "")
         )
 
 
@@ -52,6 +58,11 @@ def offer_on(offer: Offer, target: str | None, backend: Backend) -> Offer:
         for layer, options in offer.options.items()
     }
     return replace(offer, options=left, not_offered=(*offer.not_offered, *gone))
+
+
+def _numbers(hardware: str) -> tuple[int, ...]:
+    """Return every number of hardware in words: ``SM75, 80, 86`` has three."""
+    return tuple(map(int, re.findall(r"\d+", hardware))) if _NUMBER.match(hardware) else ()
 
 
 def _number(hardware: str) -> int | None:

@@ -115,3 +115,22 @@ def test_a_stored_model_of_another_machine_type_is_made_anew(
     assert facts["machine_type"]["instructions"] == "asimd asimddp"
     header = json.loads((RUN / "sweep.jsonl").read_text().splitlines()[0])
     assert header["key"]["machine"] == facts["machine_type"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--backend", "tensorrt"],
+        ["--keep", "*.qury"],
+        ["--hardware", "SM86"],
+        ["--objective", "latency", "--ban", "*dense=fp32"],
+    ],
+)
+def test_options_of_a_refused_plan_are_not_kept(
+    options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = RunDir.open(RUN).read_run()["config"]
+    refused(["plan", str(RUN), *options], capsys)
+    assert RunDir.open(RUN).read_run()["config"] == before
+    assert run_command_line(["plan", str(RUN), "--levels", "1", "--rounds", "0"]) in (0, 1)
+    assert RunDir.open(RUN).read_run()["config"]["plan"]["levels"] == 1

@@ -43,3 +43,20 @@ def test_a_target_that_is_none_is_said(target: str) -> None:
     check_target("SM75", TENSORRT)
     with pytest.raises(ConfigError, match="ort-cpu runs on x86-64, Arm"):
         check_target("SM86", CPU)
+
+
+def test_where_a_backend_lists_its_hardware_nothing_else_is_taken() -> None:
+    rtx = BACKENDS["tensorrt-rtx"]
+    for target in ("SM75", "sm 86", "SM120"):
+        check_target(target, rtx)
+    for target in ("SM90", "SM999", "SM86x", "86"):
+        with pytest.raises(ConfigError, match=f"got '{target}'; tensorrt-rtx runs on SM75, 80"):
+            check_target(target, rtx)
+
+
+def test_a_target_that_was_edited_by_hand_is_checked() -> None:
+    row = PlanLayer("a", Kind.LINEAR, "fp16")
+    for target in ("foo", "SM90"):
+        plan = Plan(1, "tensorrt-rtx", "", "0" * 64, (row,), constraints={"hardware": target})
+        with pytest.raises(PlanError, match=f"constraints, hardware: got '{target}'"):
+            check_plan(plan, "plan.yaml")
