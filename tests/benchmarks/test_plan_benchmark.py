@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import io
 import sys
 import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from qbench import pipeline
+from qbench import judging, pipeline
 from qbench.config import make_config
 from qbench.runtime.ort import open_session
 from qbench.testing.models import WORDS, bert_folder, pairs_csv
@@ -25,6 +27,14 @@ KEYS = {
     "name", "kind", "task", "bytes", "throughput_ratio", "throughput_interval", "metric", "drop",
     "drop_low", "drop_high", "n", "flip_rate",
 }  # fmt: skip
+#: The package that each engine needs beside those of every test.
+PEERS = {
+    "modelopt-int4-int8": "modelopt",
+    "nncf-onnx": "nncf",
+    "nncf-openvino": "openvino",
+    "aimet-w8a8-fp16": "aimet_onnx",
+    "autoround-autoscheme": "auto_round",
+}
 
 
 def load(name: str) -> ModuleType:
@@ -114,8 +124,9 @@ def test_every_kind_of_engine_has_a_row(
     assert first["throughput_ratio"] == {"1": 1.0, "8": 1.0}
     assert all(row["n"] == first["n"] and row["bytes"] > 0 for row in rows.values())
     missing = set(table.missing)
-    assert missing <= {"plan", "plan-latency", "modelopt-int8", "modelopt-autoquantize"}
-    for name in ("plan", "plan-latency", "modelopt-int8", "modelopt-autoquantize"):
+    expected = {"plan", "plan-latency", "modelopt-int8", "modelopt-autoquantize", *PEERS}
+    assert missing <= expected
+    for name in expected:
         assert (name in rows) != (name in missing)
     words = benchmark_module.shown(table)
     assert all(name in words for name in (*rows, *missing))
@@ -154,10 +165,75 @@ def test_ratings_of_zero_and_broken_lines_are_left_out() -> None:
     assert rows == [("good", 1.5), ("bad", -0.2)]
 
 
+@pytest.fixture(scope="module")
+def calibrated(base: Workbench) -> Workbench:
+    pipeline.calibrate(base)
+    return base
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_a_peer_s_engine_answers_like_the_reference(
+    benchmark_module: ModuleType,
+    calibrated: Workbench,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    if importlib.util.find_spec(PEERS[name]) is None:
+        pytest.skip(f"{PEERS[name]} is not installed")
+    peers, engines = load("plan_peers"), load("plan_engines")
+    torch_model = load("plan_torch").TorchModel(calibrated.config.model.source)
+    clips = judging.clips_of(calibrated, calibrated.run.read_ranges())
+    ways = peers.peer_ways(calibrated, torch_model, clips)
+    built, missing = peers.build_each({name: ways[name]})
+    assert built == [name], missing
+    assert engines.is_openvino(calibrated, name) == (name == "nncf-openvino")
+    assert engines.bytes_of(calibrated, name) > 0
+    reference = engines.outputs_of(calibrated, "reference", "sweep")
+    own = engines.outputs_of(calibrated, name, "sweep")
+    assert own.shape == reference.shape
+    assert np.median((own * reference).sum(axis=1)) > 0.9
+    assert not np.array_equal(own, reference)
+    times = benchmark_module.time_size(calibrated, ["reference", name], 8, 2, 3)
+    assert {key: value.shape for key, value in times.items()} == {
+        "reference": (3, 2),
+        name: (3, 2),
+    }
+
+
+def test_an_engine_that_does_not_load_is_no_row(calibrated: Workbench) -> None:
+    peers, engines = load("plan_peers"), load("plan_engines")
+
+    def write() -> None:
+        engines.engine_file(calibrated, "broken").write_bytes(b"no graph")
+
+    built, missing = peers.build_each({"broken": peers.then_run(calibrated, "broken", write)})
+    assert built == [] and "MeasurementError" in missing["broken"]
+
+
+def test_a_share_is_told_of_the_fastest_engine_and_of_the_fastest_of_onnx_runtime(
+    benchmark_module: ModuleType,
+) -> None:
+    def row(name: str, time_ms: float) -> Any:
+        times = {1: np.full((3, 5), time_ms)}
+        ratio = {1: benchmark_module.throughput(np.full((3, 5), 4.0), times[1])}
+        return SimpleNamespace(name=name, times_ms=times, throughput=ratio)
+
+    plan, dynamic, elsewhere = row("plan", 2.1), row("int8_dynamic", 2.0), row("nncf-openvino", 1.0)
+    told = benchmark_module.reached(plan, [dynamic, elsewhere])
+    assert len(told) == 2
+    assert "0.476" in told[0] and "(nncf-openvino); 0.95 missed" in told[0]
+    assert "0.952" in told[1] and "of ONNX Runtime (int8_dynamic); 0.95 reached" in told[1]
+    assert len(benchmark_module.reached(plan, [dynamic])) == 1
+
+
 def test_one_tool_that_fails_does_not_end_the_others() -> None:
     def fail() -> None:
         raise RuntimeError("no such thing\nand more")
 
-    built, missing = load("plan_peers").build_each({"a": fail, "b": lambda: None})
+    def fail_without_words() -> None:
+        raise ValueError
+
+    ways = {"a": fail, "b": lambda: None, "c": fail_without_words}
+    built, missing = load("plan_peers").build_each(ways)
     assert built == ["b"]
-    assert missing == {"a": "RuntimeError: no such thing"}
+    assert missing == {"a": "RuntimeError: no such thing", "c": "ValueError: no words"}
