@@ -43,14 +43,18 @@ def share_tied(graph: ir.Model, layers: Layers) -> int:
 
 
 def _made(graph: ir.Model, layer: str) -> list[ir.Value]:
-    """Return the larger constants that a layer's lowering stored."""
+    """Return the larger constants that a layer's lowering stored, or that its nodes read."""
     return [
         value
         for name, value in graph.graph.initializers.items()
-        if name.startswith(f"{layer}/")
+        if (name.startswith(f"{layer}/") or _is_read_by(value, layer))
         and value.const_value is not None
         and value.const_value.nbytes >= _LEAST_BYTES
     ]
+
+
+def _is_read_by(value: ir.Value, layer: str) -> bool:
+    return any(use.node.metadata_props.get(LAYER_KEY) == layer for use in value.uses())
 
 
 def _share(graph: ir.Model, value: ir.Value, kept: list[ir.Value]) -> int:

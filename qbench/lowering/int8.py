@@ -4,7 +4,8 @@ Each reader gets a Q/DQ pair of its own: a pair shared by several products halve
 ONNX Runtime fuses. A layer's kind says which of its tensors are quantized:
 
 - linear, convolution: what enters it, and the weight by output channel;
-- embedding: the table, one scale a column, for rows are looked up and columns are its output;
+- embedding: the table, one scale a column, for rows are looked up and columns are its output; one
+  scale a row where the table is a product's weight too, whose outputs its rows are;
 - attention scores: Q; keys and values: K or V; attention context: the probabilities;
 - softmax: what it gives, in steps of 1/127; layer normalisation: what enters it.
 
@@ -42,6 +43,7 @@ from qbench.lowering.linear import (
     swap_weight,
     unchanged,
 )
+from qbench.lowering.tables import apply_rows_table
 from qbench.records import Kind, Layer, Occurrence
 
 _PAIR = {"QuantizeLinear": "no QuantizeLinear", "DequantizeLinear": "no DequantizeLinear"}
@@ -88,6 +90,8 @@ class Int8Lowering:
             case Kind.CONV:
                 _apply_conv(editor, uses, clips)
             case Kind.EMBEDDING:
+                if layer.tie:
+                    return apply_rows_table(model, layer)
                 _apply_table(editor, uses)
             case Kind.SOFTMAX:
                 for use in uses:
@@ -101,7 +105,8 @@ class Int8Lowering:
     def ensures(self, model: ir.Model, layer: Layer) -> str | None:
         """Return what is missing from the rewritten graph, or ``None``."""
         if layer.kind is Kind.EMBEDDING:
-            return check_operators(model, layer, {"DequantizeLinear": "no DequantizeLinear"})
+            wanted = "Mul" if layer.tie else "DequantizeLinear"
+            return check_operators(model, layer, {wanted: f"no {wanted}"})
         keeps_weight = layer.kind not in (Kind.LINEAR, Kind.CONV)
         return check_operators(model, layer, _PAIR, keeps_weight)
 

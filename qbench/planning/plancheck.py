@@ -146,6 +146,11 @@ def _group_problems(plan: Plan, layers: Layers, backend: Backend) -> Iterator[st
         if len({row.format for row in own}) > 1:
             told = ", ".join(f"{row.name} as {row.format}" for row in own)
             yield f"layers that share {bond} must take one format; got {told}"
+    for tie, names in ties_of(layers).items():
+        blocks = {rows[name].block for name in names if name in rows}
+        if len(blocks) > 1:
+            told = ", ".join(f"{name}: {rows[name].block}" for name in names if name in rows)
+            yield f"layers that share the weight {tie!r} must take one `block`; got {told}"
 
 
 def _stands_apart(row: PlanLayer, backend: Backend) -> bool:

@@ -1,0 +1,91 @@
+"""Lookup tables as int8 rows: a row is looked up first, and scaled then.
+
+A table that another layer multiplies by (``Layer.tie``) takes that product's numbers, so that the
+engine stores one table: for ``int8`` one scale a row, for ``w8a16`` one scale a block of the row.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from qbench.lowering.base import Change
+from qbench.lowering.constants import constant_of
+from qbench.lowering.edit import GraphEditor
+from qbench.lowering.linear import per_channel_int8, present, unchanged
+from qbench.lowering.weight_only import BLOCKS, block_for, quantize_blocks
+from qbench.records import Layer
+
+
+def apply_table(model: ir.Model, layer: Layer, asked: int | None = None) -> Change:
+    """Put a table behind Gather and a scale: one a row, or one a block of it where it is tied.
+
+    Args:
+        model: The graph; it is rewritten in place.
+        layer: The table.
+        asked: Elements of a row that share a scale, as a plan says.
+    """
+    uses = present(model, layer)
+    if not uses:
+        return unchanged()
+    editor = GraphEditor(model, layer.name)
+    made: tuple[ir.Value, ir.Value, ir.Value | None] | None = None
+    block = None
+    for use in uses:
+        node = editor.nodes[use.nodes[0]]
+        if made is None:
+            table = constant_of(node.inputs[0])
+            assert table is not None
+            width = table.shape[1]
+            block = block_for(width, asked or BLOCKS[0]) if layer.tie or asked else None
+            made = _blocked(editor, table, block or width)
+        rows, scales, spread = made
+        _scale_rows(editor, node, rows, scales, spread)
+    return editor.change(block=block)
+
+
+def apply_rows_table(model: ir.Model, layer: Layer) -> Change:
+    """Put a table behind Gather and one scale a row, the scales as a vector."""
+    uses = present(model, layer)
+    if not uses:
+        return unchanged()
+    editor = GraphEditor(model, layer.name)
+    made: tuple[ir.Value, ir.Value] | None = None
+    for use in uses:
+        node = editor.nodes[use.nodes[0]]
+        if made is None:
+            table = constant_of(node.inputs[0])
+            assert table is not None
+            integers, scale = per_channel_int8(table.astype(np.float32).T)
+            made = editor.constant("table", integers.T), editor.constant("scale", scale)
+        _scale_rows(editor, node, *made, None)
+    return editor.change()
+
+
+def _blocked(
+    editor: GraphEditor, table: np.ndarray, block: int
+) -> tuple[ir.Value, ir.Value, ir.Value | None]:
+    """Return int8 rows [V, K], scales [V, ⌈K / block⌉], and which scale each element takes."""
+    integers, scale = quantize_blocks(table.astype(np.float32).T, 8, block)
+    spread = None
+    if len(scale) > 1:
+        spread = editor.constant("block_of", np.arange(table.shape[1], dtype=np.int32) // block)
+    return editor.constant("table", integers.T), editor.constant("scale", scale.T), spread
+
+
+def _scale_rows(
+    editor: GraphEditor, node: ir.Node, table: ir.Value, scale: ir.Value, spread: ir.Value | None
+) -> None:
+    """Replace a lookup by one in integers and one of the scales, multiplied."""
+    ids = node.inputs[1]
+    rows = editor.op(node, "Gather", [table, ids], "rows")[0]
+    scales = editor.op(node, "Gather", [scale, ids], "row_scales")[0]
+    if scale.shape is not None and scale.shape.rank() == 1:
+        last = editor.constant("last_axis", np.array([-1], np.int64))
+        scales = editor.op(node, "Unsqueeze", [scales, last], "row_scale")[0]
+    if spread is not None:
+        scales = editor.op(node, "Gather", [scales, spread], "scales", attributes={"axis": -1})[0]
+    to_float = {"to": int(ir.DataType.FLOAT)}
+    wide = editor.op(node, "Cast", [rows], "to_float", attributes=to_float)[0]
+    editor.replace_uses(node.outputs[0], editor.op(node, "Mul", [wide, scales], "rescale")[0])
+    editor.drop_unused([node])
