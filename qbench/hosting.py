@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from qbench.errors import ConfigError, InputError, ModelError
 from qbench.gate import require
+from qbench.runtime.presence import check_present
 from qbench.servable import Servable, tokenizer_cutting_at
 from qbench.serving.bench import Engine, Workload, cores
 from qbench.serving.cost import BatchMemory
 from qbench.serving.gates import BreakerRules
 from qbench.serving.opening import Opened, ServeSettings, open_service
-from qbench.serving.request import Encoded, named_rows
+from qbench.serving.request import Encoded, Run, named_rows
 from qbench.serving.service import Gates, Service
 from qbench.tasks import Tokenizer
 
@@ -47,7 +49,9 @@ class HostOptions:
         longest: Longest request in tokens; by default the tokenizer's, or found by trying.
         tokenizer: Tokenizer in place of the run's.
         fallback: A cheaper engine that answers while this one cannot keep up.
-        breaker_p99_ms: Latency from which on the fallback answers.
+        default_answer: JSON file of an answer, one row by output, that is given where neither
+            this engine nor the fallback can answer.
+        breaker_p99_ms: Latency from which on the fallback answers, or the default.
         texts: Texts that are like those to come, for the calibrations at start.
         body_timeout_s: Longest time until a body is here.
         drain_s: Longest time in which what was taken is answered after a signal.
@@ -62,6 +66,7 @@ class HostOptions:
     longest: int | None = None
     tokenizer: Tokenizer | None = None
     fallback: Servable | None = None
+    default_answer: Path | None = None
     breaker_p99_ms: float | None = None
     texts: tuple[str, ...] = ()
     body_timeout_s: float = 30.0
@@ -195,6 +200,7 @@ def _check_backend(servable: Servable) -> None:
             f"{servable.path} is for {servable.backend.name}, which is not served here; "
             "qbench export-triton writes a model repository for it"
         )
+    check_present(servable.backend)
 
 
 def _tokenizer(servable: Servable, options: HostOptions, contract: Contract) -> Tokenizer | None:
@@ -240,11 +246,27 @@ def _spread(items: list[Any]) -> list[Any]:
 
 
 def _gates(options: HostOptions, contract: Contract, settings: ServeSettings) -> Gates:
-    """Return the gates; without a fallback the breaker never opens: it would refuse what runs."""
-    if options.fallback is None:
+    """Return the gates; where nothing answers instead the breaker stays closed: it would refuse."""
+    from qbench.serving.server.defaults import read_default
+
+    given = options.default_answer
+    if options.fallback is None and given is None:
         if options.breaker_p99_ms is not None:
-            raise ConfigError("--breaker-p99-ms needs --fallback: an engine that answers instead")
+            raise ConfigError(
+                "--breaker-p99-ms needs what answers instead: --fallback ENGINE or "
+                "--default-answer FILE.json"
+            )
         return Gates(_NEVER)
+    return Gates(
+        BreakerRules(p99_ms=options.breaker_p99_ms),
+        fallback=() if options.fallback is None else _fallback(options, contract, settings),
+        default=None if given is None else read_default(given, contract),
+    )
+
+
+def _fallback(options: HostOptions, contract: Contract, settings: ServeSettings) -> list[Run]:
+    """Return lanes of the fallback, which takes and gives what the engine does."""
+    assert options.fallback is not None
     _check_backend(options.fallback)
     engine, other = describe(options.fallback, options)
     for what in ("inputs", "outputs"):
@@ -252,5 +274,4 @@ def _gates(options: HostOptions, contract: Contract, settings: ServeSettings) ->
         its = [(t.name, t.dtype, t.dims) for t in getattr(other, what)]
         if sorted(mine, key=str) != sorted(its, key=str):
             raise ModelError(f"--fallback: its {what} are {its}; needed are those served: {mine}")
-    runs = [engine.open_lane(1) for _ in range(settings.lanes or 1)]
-    return Gates(BreakerRules(p99_ms=options.breaker_p99_ms), fallback=runs)
+    return [engine.open_lane(1) for _ in range(settings.lanes or 1)]

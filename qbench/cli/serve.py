@@ -25,6 +25,7 @@ Examples:
   qbench serve results/demo/plan.yaml --port 0 --json
   qbench serve engines/mine --tokenizer ./tokenizer --max-length 256 --too-long truncate
   qbench serve results/demo --engine reference --fallback results/demo --breaker-p99-ms 80
+  qbench serve results/demo --default-answer none.json --breaker-p99-ms 80
   curl localhost:8000/text -H 'Content-Type: application/json' -d '{"text": "hello"}'
 """,
 )
@@ -95,6 +96,11 @@ Examples:
     help="Share of a tenant (1 by default); repeat it.",
 )
 @click.option("--fallback", metavar="ENGINE", help="Engine that answers where this one cannot.")
+@click.option(
+    "--default-answer",
+    metavar="FILE",
+    help="JSON: a row of each output, given where nothing can answer.",
+)
 @click.option("--breaker-p99-ms", type=float, metavar="MS", help="P99 from which on it does.")
 @click.option(
     "--max-items",
@@ -205,6 +211,7 @@ def _host_options(options: dict[str, Any]) -> HostOptions:
         longest,
         None if given is None else load_tokenizer(given, longest),
         None if fallback is None else find_servable(fallback),
+        None if options["default_answer"] is None else Path(options["default_answer"]),
         _positive("--breaker-p99-ms", options["breaker_p99_ms"]),
         _texts(options["texts"]),
         options["body_timeout"],

@@ -77,7 +77,8 @@ class Gates:
         demand: What the token budget is chosen for, again and again as costs become known
             better; ``None`` keeps the budget.
         fallback: Lanes of a cheaper engine that takes the same requests; none by default.
-        default: The answer that is given where there is no fallback engine; ``None`` refuses.
+        default: The answer that is given where no fallback engine takes the request; ``None``
+            refuses.
     """
 
     breaker: BreakerRules | None = None
@@ -309,14 +310,16 @@ class Service:
             decision = fallback.submit(
                 request.payload, lambda answer: settle(future, answer, "fallback"), terms
             )
-            if isinstance(decision, Refuse):
+            if not isinstance(decision, Refuse):
+                ticket = decision.ticket
+                future.add_done_callback(lambda one: one.cancelled() and fallback.cancel(ticket))
+                self._count("fallback")
+                return
+            if gates.default is None:
                 future.set_exception(RefusedError(decision))
                 self._count("refused")
                 return
-            ticket = decision.ticket
-            future.add_done_callback(lambda one: one.cancelled() and fallback.cancel(ticket))
-            self._count("fallback")
-        elif gates.default is not None:
+        if gates.default is not None:
             settle(future, Answer(gates.default, None, None, 0, 0, 0, "default"))
             self._count("default")
         else:

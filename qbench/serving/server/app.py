@@ -19,6 +19,7 @@ from qbench.serving.request import Answer
 from qbench.serving.server import documents
 from qbench.serving.server.asking import ClientGoneError, ask
 from qbench.serving.server.bodies import discard, read_body
+from qbench.serving.server.defaults import fill_default
 from qbench.serving.server.failing import Failure, failure_of
 from qbench.serving.server.metrics import Metrics
 from qbench.serving.server.replies import Body, error_body, infer_body, text_body
@@ -194,9 +195,10 @@ class _Addresses:
         text, rest = split_body(body, header_length)
         asked = parse_infer(parse_json(text), rest, headers, face.contract, face.limits)
         answers = await self._answers(asked.rows, asked.asked, request)
-        rows = [face.contract.cut(answer.value, asked.length) for answer in answers]
-        served_by = next((a.served_by for a in answers if a.served_by != "engine"), "engine")
-        return _with(infer_body((face.model, documents.VERSION), asked.asked, rows, served_by))
+        rows = [_row_of(answer, face.contract, asked.length) for answer in answers]
+        served_by = _served_by(answers)
+        told = infer_body((face.model, documents.VERSION), asked.asked, rows, served_by)
+        return _with(told, served_by)
 
     async def text(self, request: HttpRequest) -> Response:
         face, headers = self._face, request.headers
@@ -207,8 +209,9 @@ class _Addresses:
         asked = parse_asked(head, headers, face.contract)
         texts = parse_texts(head, face.limits)
         answers = await self._answers(texts, asked, request)
-        rows = [face.contract.cut(answer.value, answer.tokens) for answer in answers]
-        return _with(text_body((face.model, documents.VERSION), asked, answers, rows))
+        rows = [_row_of(answer, face.contract, answer.tokens) for answer in answers]
+        body = text_body((face.model, documents.VERSION), asked, answers, rows)
+        return _with(body, _served_by(answers))
 
     async def _body(self, request: HttpRequest) -> bytes:
         face = self._face
@@ -351,8 +354,19 @@ def _json(content: Any) -> Response:
     return Response(orjson.dumps(content, option=option), media_type=_JSON_TYPES[0])
 
 
-def _with(body: Body) -> Response:
-    headers = {}
+def _row_of(answer: Answer, contract: Contract, length: int) -> dict[str, Any]:
+    """Return the outputs of an answer to a request of that length."""
+    if answer.served_by == "default":
+        return fill_default(answer.value, contract, length)
+    return contract.cut(answer.value, length)
+
+
+def _served_by(answers: Sequence[Answer]) -> str:
+    return next((a.served_by for a in answers if a.served_by != "engine"), "engine")
+
+
+def _with(body: Body, served_by: str) -> Response:
+    headers = {} if served_by == "engine" else {"X-Served-By": served_by}
     if body.header_length is not None:
         headers["Inference-Header-Content-Length"] = str(body.header_length)
     return Response(body.content, headers=headers, media_type=body.media_type)

@@ -178,6 +178,7 @@ def test_ctrl_c_ends_it_and_people_can_read_what_it_says(folder: Path) -> None:
         (["engine.onnx", "--name", "a/b"], "--name"),
         (["engine.onnx", "--texts", "missing.txt"], "--texts"),
         (["engine.onnx", "--breaker-p99-ms", "5"], "--fallback"),
+        (["engine.onnx", "--default-answer", "missing.json"], "--default-answer"),
         (["plan.yaml"], "does not exist"),
     ],
 )
