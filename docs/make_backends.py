@@ -51,14 +51,22 @@ def _section(backend: Backend) -> str:
         f"- operators of ONNX Runtime's own domain: {'allowed' if backend.contrib else 'never'}",
         f"- query, key and value, and gate and up: "
         f"{'one product, one format' if backend.fuses_siblings else 'products of their own'}",
-        f"- built by this version: {'yes' if backend.ready else 'no'}",
     ]
+    if not backend.stand_in:
+        lines.append(f"- runs in ONNX Runtime's `{backend.provider}`{_told(backend)}")
     if backend.stand_in:
         lines.append(
             f"- its graphs are run by `{backend.stand_in}` here, in its place; the serialized "
             f"engine is made by the Python module `{backend.builder}`"
         )
     return "\n".join(lines) + (f"\n\nSession options:\n{options}" if options else "") + "\n"
+
+
+def _told(backend: Backend) -> str:
+    given = ", ".join(f"`{k}`: `{v}`" for k, v in backend.provider_options.items())
+    return f", with {given}; where it is not offered, commands end before anything is measured" * (
+        bool(given)
+    )
 
 
 if __name__ == "__main__":

@@ -62,7 +62,8 @@ class Backend:
         session_options: Session configuration entries that every session of this backend
             sets, in the sweep and in the engine alike.
         opset: The ONNX opset of its engines.
-        ready: Whether this version of qbench builds for it.
+        provider: Execution provider of ONNX Runtime that its sessions ask for.
+        provider_options: Options of the provider.
         builder: Python module that makes a serialized engine of its ONNX file, or "".
         stand_in: Backend that runs its graphs in its place: qbench itself has no session of a
             backend with a builder. Numbers are then emulated, and every record says so.
@@ -77,7 +78,8 @@ class Backend:
     hardware: str = ""
     session_options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     opset: int = 21
-    ready: bool = True
+    provider: str = "CPUExecutionProvider"
+    provider_options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     builder: str = ""
     stand_in: str = ""
 
@@ -127,6 +129,8 @@ _ORT_SESSION = MappingProxyType(
         "session.qdq_matmulnbits_accuracy_level": "0",
     }
 )
+#: Products of fp32 stay in fp32, and no convolution is chosen by a race of its own each time.
+_CUDA = MappingProxyType({"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"})
 
 _ORT_CPU = (
     Support("fp32", _all(_NATIVE)),
@@ -156,16 +160,16 @@ _ORT_CPU = (
 )
 _ORT_CUDA = (
     Support("fp16", _all(_NATIVE)),
-    Support("fp32", _all(_NATIVE)),
-    Support("bf16", _all(_NATIVE), hardware="SM80"),
+    Support("fp32", _all(_NATIVE), remark="beside fp16, with Casts at its borders"),
+    Support("bf16", _all(_EMULATED), hardware="SM80", remark="rounded, computed in fp16"),
     Support("int8", _all(_EMULATED, Kind.LINEAR), remark="Q/DQ stays around a product in fp16"),
     Support("w8a16", _all(_NATIVE, Kind.LINEAR, Kind.EMBEDDING), proof=_BITS),
     Support("w4a16", _all(_NATIVE, Kind.LINEAR), proof=_BITS),
 )
 _TENSORRT = (
     Support("fp16", _all(_NATIVE)),
-    Support("fp32", _all(_NATIVE)),
-    Support("bf16", _all(_NATIVE), hardware="SM80"),
+    Support("fp32", _all(_NATIVE), remark="beside fp16, with Casts at its borders"),
+    Support("bf16", _all(_EMULATED), hardware="SM80", remark="rounded, computed in fp16"),
     Support(
         "int8",
         _all(_NATIVE, Kind.LINEAR, Kind.CONV, *_EDGES[:4]) | _all(_EMULATED, Kind.LAYERNORM),
@@ -186,7 +190,8 @@ BACKENDS: dict[str, Backend] = {
             variant=Variant.ISLANDS,
             session_options=_ORT_SESSION,
             hardware="SM60",
-            ready=False,
+            provider="CUDAExecutionProvider",
+            provider_options=_CUDA,
         ),
         Backend(
             "tensorrt",
@@ -220,18 +225,12 @@ def backend_named(name: str) -> Backend:
     """Return the backend called ``name``.
 
     Raises:
-        InputError: If there is no such backend, or this version cannot build for it.
+        InputError: If there is no such backend.
     """
     try:
-        backend = BACKENDS[name]
+        return BACKENDS[name]
     except KeyError:
         raise InputError(unknown_name("backend", name, BACKENDS)) from None
-    if not backend.ready:
-        ready = ", ".join(b.name for b in BACKENDS.values() if b.ready)
-        raise InputError(
-            f"backend {name!r} cannot be built by this version of qbench; ready: {ready}"
-        )
-    return backend
 
 
 @dataclass(frozen=True, slots=True)

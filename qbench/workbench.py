@@ -35,6 +35,7 @@ from qbench.records import Layer, Layers, to_dict
 from qbench.rundir import RunDir
 from qbench.runtime.loading import LoadOptions, load_model, resolve_source, store_card
 from qbench.runtime.ort import SessionSettings, settings_for
+from qbench.runtime.presence import check_present
 from qbench.tasks import Batch, Task, Tokenizer, load_tokenizer, make_batches, make_task
 from qbench.tasks.padding import sized_batches
 
@@ -75,7 +76,12 @@ class Workbench:
 
     @classmethod
     def start(cls, config: Config) -> Workbench:
-        """Begin a run, or continue the unfinished one of the same configuration."""
+        """Begin a run, or continue the unfinished one of the same configuration.
+
+        Raises:
+            MissingDependencyError: If what the backend runs on is not here.
+        """
+        check_present(backend_named(config.plan.backend))
         said = config.model_dump(mode="json")
         fingerprint = sha256_of_json(said)
         run = RunDir.resume_or_create(
@@ -101,14 +107,16 @@ class Workbench:
         Raises:
             RunDirError: If there is no run, or it tells no configuration.
             ConfigError: If a value is wrong.
+            MissingDependencyError: If what the backend runs on is not here.
         """
         run = RunDir.open(path)
         said = run.read_run().get("config")
         if not said:
             raise RunDirError(f"{path} tells no configuration; it was not made by qbench run")
+        config = make_config(said, overrides, origin=f"configuration of {path}")
+        check_present(backend_named(config.plan.backend))
         run.lock()
         run.check_machine()
-        config = make_config(said, overrides, origin=f"configuration of {path}")
         if overrides:
             run.write_run({"config": config.model_dump(mode="json")})
         return cls(config, run)
@@ -276,6 +284,18 @@ class Workbench:
         batches = self.batches("sweep")
         picked = sorted({int(i) for i in np.linspace(0, len(batches) - 1, _TIMED_BATCHES)})
         return tuple(batches[i] for i in picked)
+
+    def compared_batches(self) -> tuple[Batch, ...]:
+        """Return the batches that engines are timed on beside each other.
+
+        Where no size was asked for, single texts count as much as the sweep's batches: an engine
+        of many small kernels is slow on the former alone.
+        """
+        if self.config.sweep.batch is not None:
+            return self.timed_batches()
+        encoded, pad_id = self.task("sweep").encoded, self.tokenizer.pad_id
+        singles = sized_batches(encoded, self.model.inputs, 1, _TIMED_BATCHES // 2, pad_id)
+        return (*singles, *self.timed_batches()[::2])
 
     @functools.cache  # noqa: B019 — a workbench lives as long as its run
     def _tasks(self, split: str) -> tuple[Task, tuple[Batch, ...]]:

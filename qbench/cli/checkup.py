@@ -6,7 +6,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from qbench.backends import BACKENDS, Backend, Support, SupportRow, support_rows
+from qbench.backends import (
+    BACKENDS,
+    Backend,
+    Support,
+    SupportRow,
+    backend_named,
+    support_rows,
+)
 from qbench.errors import MeasurementError, MissingDependencyError, QbenchError
 from qbench.gate import check_runtime, install_command, is_installed
 from qbench.provenance import Machine, installed_versions, this_machine
@@ -93,16 +100,21 @@ class Checkup:
     problems: tuple[str, ...]
 
 
-def examine() -> Checkup:
-    """Look at this environment, and try every backend that this version builds for."""
+def examine(only: str | None = None) -> Checkup:
+    """Look at this environment, and try every backend; with ``only`` that one alone.
+
+    Raises:
+        InputError: If there is no backend called ``only``.
+    """
+    tried = tuple(BACKENDS.values()) if only is None else (backend_named(only),)
     problems: list[str] = []
     try:
         check_runtime()
     except MissingDependencyError as error:
         problems.append(str(error))
-    backends = tuple(_try_backend(backend, bool(problems)) for backend in BACKENDS.values())
-    if not problems and not any(backend.status == "runs" for backend in backends):
-        problems.append("no backend runs here; the table says why")
+    backends = tuple(_try_backend(backend, bool(problems)) for backend in tried)
+    if not problems and not any(backend.status in ("runs", "builds") for backend in backends):
+        problems.append(_nothing_runs(backends))
     missing = tuple(
         Missing(package, purpose, install_command(extra))
         for package, extra, purpose in _OPTIONAL
@@ -111,14 +123,20 @@ def examine() -> Checkup:
     return Checkup(this_machine(), installed_versions(), missing, backends, tuple(problems))
 
 
+def _nothing_runs(backends: tuple[BackendProbe, ...]) -> str:
+    if len(backends) == 1:
+        return f"{backends[0].name}: {backends[0].remark}"
+    return "no backend runs here; the table says why"
+
+
 def _try_backend(backend: Backend, without_runtime: bool) -> BackendProbe:
+    from qbench.runtime.presence import why_absent
+
     rows = [row for row in support_rows() if row.backend == backend.name]
     if backend.stand_in and not without_runtime:
         return _try_builder(backend, rows)
-    if not backend.ready or without_runtime:
-        why = "needs exactly one ONNX Runtime"
-        if not backend.ready:
-            why = "this version of qbench does not build for it"
+    why = "needs exactly one ONNX Runtime" if without_runtime else why_absent(backend)
+    if why:
         return BackendProbe(backend.name, "no", why, tuple(_unverified(row) for row in rows))
     probes = tuple(_try_format(backend, row) for row in rows)
     failed = [probe for probe in probes if probe.status == "fails"]
@@ -183,21 +201,29 @@ def _kernels_of(backend: Backend, kind: Kind, support: Support) -> set[str]:
     """Return the operators that prove a format, from a tiny model with one layer in it.
 
     Raises:
-        MeasurementError: If the layer refuses the format, or gives what is no number.
+        PlanError: If the layer refuses the format.
+        MeasurementError: If the model gives what is no number.
     """
+    from qbench.engine.build import lower_graph
     from qbench.graph.layers import find_layers
-    from qbench.lowering import lowering_for
+    from qbench.records import Plan, PlanLayer
     from qbench.runtime.optimised import kernel_name, optimised_graph
     from qbench.runtime.ort import open_session, settings_for
     from qbench.testing.graphs import tiny_convnet, tiny_encoder
 
     model = tiny_convnet() if kind is Kind.CONV else tiny_encoder(layers=1, hidden=64)
-    if support.format != backend.high_precision:
-        layer = next(x for x in find_layers(model).layers if x.kind is kind)
-        lowering = lowering_for(support.format)
-        if refusal := lowering.requires(model, layer):
-            raise MeasurementError(refusal.reason)
-        lowering.apply(model, layer, {edge.tensor: _CLIP for edge in layer.edges})
+    layers = find_layers(model)
+    own = next(x.name for x in layers.layers if x.kind is kind)
+    rows = tuple(
+        PlanLayer(
+            x.name,
+            x.kind,
+            support.format if x.name == own else backend.high_precision,
+            clips={edge.tensor: _CLIP for edge in x.edges},
+        )
+        for x in layers.layers
+    )
+    model = lower_graph(model, layers, Plan(1, backend.name, "", "0" * 64, rows))
     settings = settings_for(backend, threads=1)
     with open_session(model, settings) as session:
         outputs = session.run(_FEEDS)

@@ -21,21 +21,23 @@ _MARKS = {"runs": "[green]runs[/]", "builds": "[green]builds[/]", "fails": "[red
     epilog="""\b
 Examples:
   qbench doctor
+  qbench doctor --backend ort-cuda
   qbench doctor --json | python -m json.tool
 """,
 )
+@click.option("--backend", metavar="NAME", help="Look at this backend alone.")
 @answering(needs_runtime=False)
-def command() -> Answer:
+def command(backend: str | None) -> Answer:
     """Say what is installed, what can run here, and what is missing.
 
-    Each backend that this version builds for is really tried: every format is given to a layer of
-    each kind that takes it, in a tiny model that is loaded and run, and the kernel is read back
-    from the runtime's optimised graph. For TensorRT-RTX a tiny engine of every format is built.
-    Exit code 2 if no backend can run.
+    Each backend that is here is really tried: every format is given to a layer of each kind that
+    takes it, in a tiny model that is loaded and run, and the kernel is read back from the runtime's
+    optimised graph. For TensorRT-RTX a tiny engine of every format is built. Exit code 2 if no
+    backend can run, or the one that was named cannot.
     """
     from qbench.cli.checkup import examine
 
-    found = examine()
+    found = examine(backend)
     return Answer(
         content={
             "machine": found.machine,

@@ -213,7 +213,7 @@ def plan_options(function: F) -> F:
             click.option(
                 "--backend",
                 metavar="NAME",
-                help="Where the engine runs: ort-cpu, tensorrt or tensorrt-rtx.",
+                help="Where the engine runs: ort-cpu, ort-cuda, tensorrt or tensorrt-rtx.",
             ),
             click.option(
                 "--max-drop",

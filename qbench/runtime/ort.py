@@ -30,7 +30,6 @@ _NUMPY_TYPES = frozenset(
 )
 #: Bytes of weights from which on a closed session's memory is given back at once.
 _LARGE_BYTES = 8 << 20
-_PROVIDERS = {"ort-cpu": "CPUExecutionProvider", "ort-cuda": "CUDAExecutionProvider"}
 _DTYPES = {
     "tensor(float)": "float32",
     "tensor(float16)": "float16",
@@ -174,15 +173,23 @@ def open_session(graph: ir.Model | Path, settings: SessionSettings) -> Session:
         options.profile_file_prefix = str(settings.profile_stem)
     if settings.optimised_path is not None:
         options.optimized_model_filepath = str(settings.optimised_path)
-    provider = _PROVIDERS[BACKENDS[settings.backend].executed_on]
+    runs_on = BACKENDS[BACKENDS[settings.backend].executed_on]
+    provider = runs_on.provider
     payload, held = _payload(graph, options)
     try:
-        raw = ort.InferenceSession(payload, options, providers=[provider])
+        raw = _open(payload, options, runs_on)
     except Exception as error:  # the runtime's exceptions have no common base
         raise MeasurementError(f"{type(error).__name__}: {str(error)[:600]}") from error
     if provider not in raw.get_providers():
         raise MeasurementError(f"{provider} was asked for and {raw.get_providers()} realised")
     return Session(raw, provider, _weight_bytes(graph), held)
+
+
+def _open(payload: str | bytes, options: Any, backend: Backend) -> Any:
+    import onnxruntime as ort
+
+    asked = [(backend.provider, dict(backend.provider_options))]
+    return ort.InferenceSession(payload, options, providers=asked)
 
 
 def _weight_bytes(graph: ir.Model | Path) -> int:

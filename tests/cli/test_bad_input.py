@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from qbench.backends import BACKENDS
 from qbench.cli.main import run_command_line
+from qbench.runtime.presence import why_absent
 from qbench.testing.models import bert_folder, pairs_csv
 
 
@@ -44,7 +46,19 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ([*GOOD, *COLUMNS, "--format", "int8_dynamc"], ["int8_dynamc", "int8_dynamic"]),
         (["sweep", "model", "--data", "pairs.csv", "--task", "retreival"], ["retrieval"]),
         ([*GOOD, *COLUMNS, "--backend", "ort-gpu"], ["ort-gpu", "ort-cpu"]),
-        ([*GOOD, *COLUMNS, "--backend", "ort-cuda"], ["ort-cuda", "cannot be built"]),
+        pytest.param(
+            [*GOOD, *COLUMNS, "--backend", "ort-cuda"],
+            [
+                "ort-cuda is not installed",
+                "CUDAExecutionProvider",
+                "offers",
+                "qbench[gpu]",
+                "ort-cpu",
+            ],
+            marks=pytest.mark.skipif(
+                not why_absent(BACKENDS["ort-cuda"]), reason="ONNX Runtime runs on a GPU here"
+            ),
+        ),
         ([*GOOD, *COLUMNS, "--max-drop", "lots"], ["lots", "5 %"]),
         ([*GOOD, *COLUMNS, "--metric", "mmr"], ["mmr", "mrr"]),
         ([*GOOD, "--column", "query=qestion", "--column", "answer=reply"], ["question"]),

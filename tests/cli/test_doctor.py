@@ -8,7 +8,10 @@ import pytest
 from qbench.backends import BACKENDS
 from qbench.cli.checkup import examine
 from qbench.cli.main import run_command_line
+from qbench.runtime.presence import why_absent
 from qbench.runtime.tensorrt import has_builder
+
+CUDA = why_absent(BACKENDS["ort-cuda"])
 
 
 def test_every_format_of_a_ready_backend_really_runs() -> None:
@@ -17,7 +20,8 @@ def test_every_format_of_a_ready_backend_really_runs() -> None:
     for probe in found.backends:
         backend = BACKENDS[probe.name]
         assert [f.format for f in probe.formats] == list(backend.formats)
-        if not backend.ready or (backend.stand_in and not has_builder(backend)):
+        away = backend.stand_in and not has_builder(backend)
+        if away or why_absent(BACKENDS[backend.executed_on]):
             assert probe.status == "no" and {f.status for f in probe.formats} == {"unverified"}
             continue
         if backend.stand_in:
@@ -39,6 +43,22 @@ def test_a_kernel_that_is_not_there_is_a_failure(monkeypatch: pytest.MonkeyPatch
     failed = [f for f in found.formats if f.status == "fails"]
     assert [f.format for f in failed] == ["int8"] and "QuantumMatMul" in failed[0].remark
     assert found.remark == "1 formats fail"
+
+
+@pytest.mark.skipif(not CUDA, reason="ONNX Runtime runs on a GPU here")
+def test_a_backend_that_is_not_here_is_named_with_what_it_needs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_command_line(["doctor", "--backend", "ort-cuda"]) == 2
+    told = " ".join(capsys.readouterr().out.split())
+    assert "problem: ort-cuda: it needs CUDAExecutionProvider" in told
+    assert "offers" in told and "qbench[gpu]" in told and "unverified" in told
+    assert run_command_line(["doctor", "--backend", "ort-cpu"]) == 0
+
+
+def test_doctor_refuses_a_backend_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line(["doctor", "--backend", "ort-gpu"]) == 2
+    assert "did you mean 'ort-cpu'" in capsys.readouterr().err
 
 
 def test_doctor_prints_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None:
