@@ -244,7 +244,9 @@ def serve_with(work: Workbench, name: str) -> Engine:
     return Engine(name, open_lane, session_of, work.model.inputs)
 
 
-def time_engines(work: Workbench, names: Sequence[str]) -> dict[str, Estimate]:
+def time_engines(
+    work: Workbench, names: Sequence[str], rounds: int = _TIMED_ROUNDS
+) -> dict[str, Estimate]:
     """Return each engine's time over the reference's, paired and interleaved (< 1 is faster).
 
     Engines that together are large take their turns with the reference one by one. Where another
@@ -252,14 +254,14 @@ def time_engines(work: Workbench, names: Sequence[str]) -> dict[str, Estimate]:
     """
     if work.backend.stand_in:
         return {name: Estimate(1.0, 1.0, 1.0, 0, method="not measured") for name in names}
-    feeds = [batch.feeds for batch in work.timed_batches()]
+    feeds = [batch.feeds for batch in work.compared_batches()]
     size = sum(file_bytes(engine_path(work, name)) for name in (REFERENCE, *names))
     groups = [names] if size < _TOGETHER_BYTES else [[name] for name in names]
     found: dict[str, Estimate] = {}
     for group in groups:
         engines = [serve_with(work, name) for name in (REFERENCE, *group)]
         times = time_batches(
-            engines, feeds, _TIMED_ROUNDS, threads=work.settings.threads, seed=work.config.run.seed
+            engines, feeds, rounds, threads=work.settings.threads, seed=work.config.run.seed
         )
         found |= {t.engine: t.ratio_to(times[0]) for t in times[1:]}
     return found

@@ -219,7 +219,7 @@ def _plan_with(
     judgement: Judgement | None = None,
 ) -> Plan:
     """Return a plan of given formats with all its evidence."""
-    records, how = records_to_plan(work), work.config.plan
+    records = records_to_plan(work)
     clips = judging.clips_of(work, work.run.read_ranges())
     own = {
         layer.name: {e.tensor: clips[e.tensor] for e in layer.edges if e.tensor in clips}

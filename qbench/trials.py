@@ -18,10 +18,13 @@ from qbench.planning.costs import Offer
 from qbench.planning.interactions import Cells
 from qbench.planning.problem import Proposal
 from qbench.progress import Listener
-from qbench.records import Judgement
+from qbench.records import Estimate, Judgement
 from qbench.runtime.ort import open_session
 from qbench.runtime.passes import run_batches
 from qbench.workbench import Workbench
+
+#: Rounds in which the engines that may become the plan are timed beside each other.
+_FINAL_ROUNDS = 15
 
 
 class Trials:
@@ -57,12 +60,12 @@ class Trials:
         names = [name for name, *_ in built]
         seconds = judging.time_engines(self.work, names) if names else {}
         return [
-            Measured(proposal, judgement, Cost(size, seconds[name].value))
+            Measured(proposal, judgement, _cost(size, seconds[name]))
             for name, proposal, size, judgement in built
         ]
 
     def time_together(self, measured: Sequence[Measured]) -> list[Measured]:
-        """Return engines that were measured at different times with times of one interleaved run.
+        """Return engines with the times of one longer interleaved run.
 
         They are built again: the same plan builds the same bytes.
         """
@@ -70,12 +73,10 @@ class Trials:
         try:
             for name, own in named.items():
                 judging.build(self.work, name, self._plan(name, own.proposal.formats))
-            seconds = judging.time_engines(self.work, list(named))
+            seconds = judging.time_engines(self.work, list(named), _FINAL_ROUNDS)
         finally:
             self.discard(named)
-        return [
-            replace(m, cost=Cost(m.cost.bytes, seconds[name].value)) for name, m in named.items()
-        ]
+        return [replace(m, cost=_cost(m.cost.bytes, seconds[name])) for name, m in named.items()]
 
     def divergence_of(self, cells: Cells) -> float:
         """Return the mean divergence with exactly these cells lowered, by the engine's lowering.
@@ -100,6 +101,10 @@ class Trials:
         treatments = self.offer.treatments_of(formats)
         own = base.candidate(self.work, name, formats, treatments)
         return judging.plan_for(self.work, own, self._clips)
+
+
+def _cost(size: int, seconds: Estimate) -> Cost:
+    return Cost(size, seconds.value, (seconds.high - seconds.low) / 2)
 
 
 def names_of(stem: str, proposals: Sequence[Proposal], before: int = 0) -> dict[str, Proposal]:

@@ -16,6 +16,9 @@ _NO_GAIN: dict[Objective, str] = {
     "bytes": "not smaller",
 }
 
+#: Share of the time within which engines may count as equally fast.
+_SAME_TIME = 0.02
+
 
 @dataclass(frozen=True, slots=True)
 class Cost:
@@ -24,10 +27,12 @@ class Cost:
     Attributes:
         bytes: Size of the engine's file and its external data.
         seconds: Time of the same work for each engine compared (a batch, or all batches).
+        spread: Half the width of the interval of ``seconds``.
     """
 
     bytes: int
     seconds: float
+    spread: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +101,9 @@ def choose(
     """Return the cheapest candidate whose measured drop is non-inferior at ``margin``.
 
     Cheap is what was measured on the engines, not what was predicted. Of equally cheap ones the
-    one with less of the other cost is taken, then the one with the smaller drop.
+    one with less of the other cost is taken, then the one with the smaller drop. Where time counts,
+    times that their intervals do not tell apart, and that are within 2 %, are equal: then
+    the size counts where it does not already, and the divergence.
 
     Args:
         candidates: Proposals that were built and judged.
@@ -129,10 +136,11 @@ def choose(
             f"do not quantize: {best.judgement.engine} keeps the accuracy but is "
             f"{_NO_GAIN[objective]} than the reference: {_against(best.cost, reference)}",
         )
-    best = gaining[0]
-    passed_over = ranked.index(best)
+    passed_over = ranked.index(gaining[0])
+    best = _least_divergent(_near(gaining, reference, objective), reference, objective)
+    place = "the cheapest" if best is gaining[0] else "the least divergent of the cheapest ones"
     words = (
-        f"{best.judgement.engine} is the cheapest of {len(candidates)} measured whose drop stays "
+        f"{best.judgement.engine} is {place} of {len(candidates)} measured whose drop stays "
         f"within {margin:.4g}: {_against(best.cost, reference)}"
     )
     if passed_over:
@@ -142,6 +150,47 @@ def choose(
     elif objective != "bytes" and best.cost.seconds > reference.seconds:
         words += "; it is smaller, not faster: keep the reference if latency is all that counts"
     return Choice(Verdict.VERIFIED, best, words)
+
+
+def contenders(
+    candidates: Sequence[Candidate], reference: Cost, objective: Objective, most: int
+) -> list[Candidate]:
+    """Return at most so many candidates whose time does not tell them from the cheapest one."""
+    ranked = sorted(candidates, key=lambda c: _costs(c, reference, objective))
+    if objective in ("bytes", "divergence") or not ranked:
+        return []
+    edge = _costs(ranked[0], reference, objective)[0] + _spread(ranked[0], reference)
+    near = [c for c in ranked if _costs(c, reference, objective)[0] - _spread(c, reference) <= edge]
+    return near[:most]
+
+
+def _spread(candidate: Candidate, reference: Cost) -> float:
+    return candidate.cost.spread / (reference.seconds or 1.0)
+
+
+def _near(ranked: Sequence[Candidate], reference: Cost, objective: Objective) -> list[Candidate]:
+    """Return the candidates whose times are not told from the first one's."""
+    if objective in ("bytes", "divergence"):
+        return [ranked[0]]
+    least = _costs(ranked[0], reference, objective)[0]
+    allowed = _SAME_TIME * ranked[0].cost.seconds
+
+    def is_near(candidate: Candidate) -> bool:
+        spread = max(candidate.cost.spread, ranked[0].cost.spread)
+        return _costs(candidate, reference, objective)[0] - least <= min(spread, allowed)
+
+    return [ranked[0], *filter(is_near, ranked[1:])]
+
+
+def _least_divergent(
+    candidates: Sequence[Candidate], reference: Cost, objective: Objective
+) -> Candidate:
+    def key(candidate: Candidate) -> tuple[float, float]:
+        share = candidate.cost.bytes / reference.bytes if reference.bytes else 0.0
+        size = round(share, 2) if objective == "latency" else 0.0
+        return size, candidate.judgement.divergence.value
+
+    return min(candidates, key=key)
 
 
 def _none_accepted(

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from qbench.planning.choose import Bounds, Candidate, Cost, choose
+from qbench.planning.choose import Bounds, Candidate, Cost, choose, contenders
 from qbench.planning.problem import Objective, Proposal
 from qbench.records import Estimate, Judgement, Verdict
 
@@ -121,3 +121,34 @@ def test_when_all_fail_the_least_drop_is_named() -> None:
 def test_the_whole_interval_must_fit(margin: float) -> None:
     choice = choose([candidate("x", 0.005, 0.01)], REFERENCE, margin=margin)
     assert choice.verdict is Verdict.NOT_RESOLVABLE
+
+
+def timed(
+    name: str, seconds: float, spread: float, divergence: float, size: int = 300
+) -> Candidate:
+    made = candidate(name, 0.0, 0.01)
+    judgement = replace(
+        made.judgement, divergence=Estimate(divergence, divergence, divergence, 230)
+    )
+    return replace(made, judgement=judgement, cost=Cost(size, seconds, spread))
+
+
+def test_of_times_that_are_not_told_apart_the_least_divergent_engine_is_the_plan() -> None:
+    fastest, gentle = timed("fastest", 0.5, 0.01, 0.3), timed("gentle", 0.505, 0.01, 0.1)
+    slower, blurred = timed("slower", 0.505, 0.001, 0.0), timed("blurred", 0.52, 0.5, 0.0)
+    sharp = replace(fastest, cost=replace(fastest.cost, spread=0.001))
+    for objective in ("latency", "balanced"):
+        choice = choose([fastest, gentle, blurred], REFERENCE, margin=0.02, objective=objective)
+        assert choice.candidate is gentle and "the least divergent of the cheapest" in choice.words
+        told = choose([sharp, slower], REFERENCE, margin=0.02, objective=objective)
+        assert told.candidate is sharp and "the cheapest of 2" in told.words
+    large = timed("large", 0.5, 0.01, 0.0, size=900)
+    assert choose([fastest, large], REFERENCE, margin=0.02).candidate is fastest
+    assert choose([fastest, gentle], REFERENCE, margin=0.02, objective="bytes").candidate is fastest
+
+
+def test_contenders_are_those_that_times_do_not_tell_from_the_cheapest() -> None:
+    front = [timed(str(i), 0.5 + 0.1 * i, 0.06, 0.0) for i in range(4)]
+    assert contenders(front, REFERENCE, "latency", 5) == front[:2]
+    assert contenders(front, REFERENCE, "latency", 1) == front[:1]
+    assert contenders(front, REFERENCE, "bytes", 5) == []
