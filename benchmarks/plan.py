@@ -43,11 +43,12 @@ from plan_sentiment import (
 from plan_torch import TorchModel
 
 from qbench import judging, pipeline
+from qbench.baselines import RANDOM, UNIFORM, propose_baselines
 from qbench.config import Config, load_config, make_config
 from qbench.engine.verify import Judge
 from qbench.errors import MeasurementError
 from qbench.judging import REFERENCE
-from qbench.planner import RANDOM, UNIFORM, decide, propose_baselines
+from qbench.planner import decide
 from qbench.progress import Silence
 from qbench.records import Estimate, Judgement, Verdict
 from qbench.serving.offline import time_batches
