@@ -20,7 +20,7 @@ from qbench.calibration.rows import Activation, sample_activations
 from qbench.errors import BudgetError
 from qbench.formats import FORMATS
 from qbench.lowering.smooth import product_weight
-from qbench.lowering.weight_only import choose_block
+from qbench.lowering.weight_only import RAGGED, own_block
 from qbench.planning.costs import make_offer
 from qbench.planning.front import front
 from qbench.planning.worth import as_expected
@@ -234,9 +234,9 @@ def _in_blocks(bench: Bench, trial: Trial) -> Treatment | str:
     weight = product_weight(bench.replay.model, trial.layer)
     if isinstance(weight, str):
         return weight
-    if len(weight) % block:
+    if len(weight) % block and trial.format not in RAGGED:
         return f"{block} does not divide its {len(weight)} inputs"
-    if choose_block(weight, FORMATS[trial.format].weight_bits)[0] == block:
+    if own_block(weight, trial.format) == block:
         return "it is the block of the plain cell"
     return Treatment(trial.name, block=block)
 
@@ -269,10 +269,8 @@ def _input_of(bench: Bench, trial: Trial, seen: Mapping[str, Activation]) -> Lay
     activation = seen.get(next(iter(tensors), ""))
     if len(tensors) != 1 or activation is None or activation.rows.shape[1] != len(weight):
         return "what enters it has no fixed channels, or it has several uses"
-    bits = FORMATS[trial.format].weight_bits
-    block = choose_block(weight, bits)[0] if bits == 4 else 0
-    if bits == 4 and block not in BLOCKS:
-        return f"no block of {', '.join(map(str, BLOCKS))} divides its {len(weight)} inputs"
+    in_blocks = FORMATS[trial.format].weight_bits == 4
+    block = own_block(weight, trial.format) if in_blocks else 0
     return LayerInput(tensors.pop(), activation, weight, block)
 
 

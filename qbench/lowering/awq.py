@@ -25,35 +25,32 @@ def clip_blocks(
     ``Σ importance · (w − Q_r(w))²``, where Q_r clips at r times the largest magnitude and rounds.
 
     Args:
-        weight: Shape [K, N]; block divides K.
+        weight: Shape [K, N]; the last block may be a part of one.
         importance: Mean square of each channel of the activation, shape [K].
         bits: Bits of an element.
         block: Elements that share a scale.
     """
     k, n = weight.shape
-    blocks = weight.reshape(k // block, block, n)
+    blocks = np.pad(weight, ((0, -k % block), (0, 0))).reshape(-1, block, n)
     top = np.abs(blocks).max(axis=1, keepdims=True)
-    weigh = importance.astype(np.float64).reshape(k // block, block, 1)
-    best = np.full((k // block, 1, n), np.inf)
-    chosen = np.ones((k // block, 1, n), np.float32)
+    weigh = np.pad(importance.astype(np.float64), (0, -k % block)).reshape(-1, block, 1)
+    best = np.full((len(blocks), 1, n), np.inf)
+    chosen = np.ones((len(blocks), 1, n), np.float32)
     for ratio in RATIOS:
         clip = top * np.float32(ratio)
-        error = blocks - dequantized(np.clip(blocks, -clip, clip).reshape(k, n), bits, block)
+        flat = np.clip(blocks, -clip, clip).reshape(-1, n)
+        error = blocks - dequantized(flat, bits, block).reshape(blocks.shape)
         cost = (weigh * np.square(error, dtype=np.float64)).sum(axis=1, keepdims=True)
         better = cost < best
         best, chosen = np.where(better, cost, best), np.where(better, np.float32(ratio), chosen)
     clip = top * chosen
-    clipped: npt.NDArray[np.float32] = np.clip(blocks, -clip, clip).reshape(k, n)
+    clipped: npt.NDArray[np.float32] = np.clip(blocks, -clip, clip).reshape(-1, n)[:k]
     return clipped
 
 
 def dequantized(weight: npt.NDArray[np.float32], bits: int, block: int) -> npt.NDArray[np.float32]:
-    """Return the numbers that W [K, N] stands for after block-wise rounding, as blocks.
-
-    Returns:
-        Shape [K / block, block, N].
-    """
+    """Return the numbers that W stands for after block-wise rounding, shape [K, N]."""
     integers, scale = quantize_blocks(weight, bits, block)
-    blocks = integers.reshape(len(scale), block, -1).astype(np.float32)
-    wide: npt.NDArray[np.float32] = blocks * scale[:, None, :]
+    wide: npt.NDArray[np.float32] = integers.astype(np.float32)
+    wide *= np.repeat(scale, block, axis=0)[: len(weight)]
     return wide

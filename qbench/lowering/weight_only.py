@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
+from qbench.formats import format_named
 from qbench.lowering.base import Change, Refusal
 from qbench.lowering.edit import GraphEditor
 from qbench.lowering.linear import (
@@ -24,6 +25,8 @@ from qbench.records import Kind, Layer, Status
 
 #: Block sizes to choose from, the usual one first.
 BLOCKS = (128, 64, 32)
+#: Formats whose last block of K may be a part of one.
+RAGGED = frozenset({"w4a8"})
 #: Columns of a weight on which block sizes are compared.
 _COMPARED = 256
 #: Bits of a scale.
@@ -72,6 +75,12 @@ def choose_block(
     prices = {b: errors[b] * 4.0 ** (_SCALE_BITS * -(-k // b) / k) for b in fitting}
     block = min(fitting, key=lambda b: (prices[b], -b))
     return block, _block_words(block, fitting[0], errors)
+
+
+def own_block(weight: np.ndarray, format_name: str) -> int:
+    """Return the block size that a format's lowering chooses for W [K, N] by itself."""
+    bits = format_named(format_name).weight_bits
+    return choose_block(weight, bits, ragged=format_name in RAGGED)[0]
 
 
 def require_block(

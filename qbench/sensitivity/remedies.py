@@ -136,13 +136,13 @@ def find_awq(seen: Activation, weight: Floats, bits: int, block: int) -> Treatme
         seen: The activation.
         weight: W, shape [K, N].
         bits: Bits of an element.
-        block: Elements along K that share a scale; it divides K.
+        block: Elements along K that share a scale: what the layer's own search chose.
     """
     part = _some_outputs(weight)
     exact = seen.rows @ part
 
     def error_of(scaled: Floats, scale: Floats) -> float:
-        got = (seen.rows / scale) @ dequantized(scaled, bits, block).reshape(part.shape)
+        got = (seen.rows / scale) @ dequantized(scaled, bits, block)
         return _squared(got - exact)
 
     def tried(alpha: float) -> tuple[float, Treatment]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 from qbench.graph.layers import find_layers
 from qbench.lowering import lowering_for
-from qbench.lowering.weight_only import choose_block, quantize_blocks
+from qbench.lowering.weight_only import choose_block, own_block, quantize_blocks
 from qbench.records import Kind, Status
-from qbench.testing.graphs import tiny_encoder
+from qbench.testing.graphs import Sketch, tiny_encoder
 
 
 def normal(k: int, n: int = 24) -> np.ndarray:
@@ -72,3 +73,15 @@ def test_a_block_that_cannot_be_had_is_refused(name: str, block: int) -> None:
     said = lowering_for(name, block).requires(model, layer)
     assert said is not None and said.status is Status.INVALID
     assert f"got block {block}; allowed" in said.reason and said.remedy
+
+
+@pytest.mark.parametrize("form", ["w4a16", "w4a8"])
+@pytest.mark.parametrize("k", [64, 96, 100, 144, 256, 576])
+def test_the_block_that_remedies_take_is_the_one_that_the_lowering_chose(form: str, k: int) -> None:
+    weight = np.random.default_rng(k).standard_t(3, size=(k, 32)).astype(np.float32)
+    s = Sketch(0)
+    x = s.input("x", ir.DataType.FLOAT, ("batch", "sequence", k))
+    model = s.model(y=s.op("MatMul", x, s.constant("head.weight", weight), at="head"))
+    (layer,) = find_layers(model).layers
+    change = lowering_for(form).apply(model, layer, {})
+    assert change.block == own_block(weight, form)

@@ -153,11 +153,24 @@ def test_clipped_blocks_lower_the_weighted_error() -> None:
     clipped = clip_blocks(weight, importance, 4, 32)
 
     def cost(stored: np.ndarray) -> np.ndarray:
-        errors = np.square(dequantized(stored, 4, 32) - weight.reshape(2, 32, 16))
-        return (importance.reshape(2, 32, 1) * errors).sum(axis=1)
+        errors = importance[:, None] * np.square(dequantized(stored, 4, 32) - weight)
+        return errors.reshape(2, 32, 16).sum(axis=1)
 
     assert (cost(clipped) <= cost(weight) * (1 + 1e-6)).all()
     assert cost(clipped).sum() < 0.9 * cost(weight).sum()
+
+
+@pytest.mark.parametrize(("k", "block"), [(100, 100), (96, 64), (72, 32)])
+def test_blocks_of_any_size_are_clipped_a_part_of_one_too(k: int, block: int) -> None:
+    weight = np.random.default_rng(0).standard_t(3, size=(k, 8)).astype(np.float32)
+    importance = np.linspace(1, 9, k, dtype=np.float32)
+    clipped = clip_blocks(weight, importance, 4, block)
+    assert clipped.shape == weight.shape
+
+    def cost(stored: np.ndarray) -> float:
+        return float((importance[:, None] * (dequantized(stored, 4, block) - weight) ** 2).sum())
+
+    assert cost(clipped) < cost(weight)
 
 
 def test_awq_clips_the_weight_that_it_scaled() -> None:
