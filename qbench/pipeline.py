@@ -39,12 +39,11 @@ from qbench.remedying import try_remedies
 from qbench.runtime.loading import load_model
 from qbench.runtime.ort import open_session
 from qbench.serializing import build_both, tell_fallbacks, wanted_of
-from qbench.serving.bench import BenchSettings, Workload
+from qbench.serving.bench import BenchSettings
 from qbench.serving.bench import bench as serve_and_measure
-from qbench.sla import measure_sla
+from qbench.sla import measure_sla, padding_of, workload_of
 from qbench.sweeping import all_cells, raced_cells, ready_sweep, tell_effort
 from qbench.tasks import Batch
-from qbench.tasks.padding import can_pad
 from qbench.torch_scales import check_scales
 from qbench.trust import measure_noise, measure_restored
 from qbench.workbench import Workbench
@@ -323,7 +322,7 @@ def bench(work: Workbench, listener: Listener | None = None) -> BenchRun:
     listener = listener or Silence()
     _built_engine(work)
     names = [REFERENCE, PLAN, *(n for n in BASELINES if judging.engine_path(work, n).is_file())]
-    how, task = work.config.bench, work.task("verification")
+    how = work.config.bench
     settings = BenchSettings(
         clients=how.clients,
         rounds=how.rounds,
@@ -332,13 +331,14 @@ def bench(work: Workbench, listener: Listener | None = None) -> BenchRun:
         max_wait_ms=how.max_wait_ms,
         queue=how.queue,
         fixed_size=how.fixed_size,
-        max_padding=0.2 if can_pad(work.model.inputs) else 0.0,
+        max_padding=padding_of(work),
+        enough=how.enough,
         seed=work.config.run.seed,
     )
     listener.stage("benchmark: slices", len(names) * how.rounds)
     result = serve_and_measure(
         [judging.serve_with(work, name) for name in names],
-        Workload(list(task.texts), judging.padder(work), judging.encoder(work)),
+        workload_of(work),
         settings,
         conditions={"model": work.config.model.source, "model_sha256": work.model.sha256},
         on_slice=lambda done, total: listener.step(),

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from qbench import judging
 from qbench.config import BenchConfig
 from qbench.errors import ConfigError
 from qbench.judging import PLAN, REFERENCE
 from qbench.progress import Listener
-from qbench.records import BenchRun, Verdict, from_dict, to_dict
+from qbench.provenance import installed_versions, sha256_of_file, this_machine
+from qbench.records import BenchRun, Verdict, to_dict
 from qbench.serving.arrivals import Arrivals, Process, read_trace
 from qbench.serving.bench import Workload, cores
 from qbench.serving.gates import BreakerRules
 from qbench.serving.opening import ServeSettings, open_service
 from qbench.serving.openload import OpenLoop, drive_open
-from qbench.serving.rate import RateTrial, Sla, judge_rate, search_rates
+from qbench.serving.rate import RateFound, RateTrial, Sla, judge_rate, search_rates
 from qbench.serving.service import Gates, Service
 from qbench.serving.targets import ServiceTarget
-from qbench.serving.verdict import ServingVerdict, reach_verdict
+from qbench.serving.verdict import ServingVerdict, reach_verdict, revive_verdict
 from qbench.tasks.padding import can_pad
 from qbench.workbench import Workbench
 
@@ -28,13 +30,16 @@ from qbench.workbench import Workbench
 _START = 0.7
 _WARMUP_SHARE = 0.25
 _MOST_TRIALS = 16
+#: What of the load a search of rates does not depend on: the closed loop's own, and the price.
+_NO_MATTER = ("clients", "rounds", "seconds", "price_per_hour", "trace")
 
 
 def measure_sla(work: Workbench, closed: BenchRun, listener: Listener) -> ServingVerdict:
     """Search the highest rate that keeps the SLA, for the reference and the plan's engine.
 
-    Both are served under the same settings and loaded in turns with the user's texts. Where the
-    engine was not shown to carry more, a verified plan becomes ``no_gain``.
+    What an earlier search found is taken where nothing changed that it depends on. Both are served
+    under the same settings and loaded in turns with the user's texts. Where the engine was not
+    shown to carry more, a verified plan becomes ``no_gain``.
 
     Args:
         work: The workbench of a run whose engine was built.
@@ -48,6 +53,9 @@ def measure_sla(work: Workbench, closed: BenchRun, listener: Listener) -> Servin
     if how.sla_ms is None:
         raise ConfigError("no SLA was given; name one: --sla-ms 50 (bench.sla_ms)")
     sla, arrivals_of = Sla(how.sla_ms, how.sla_share), arrivals_for(how)
+    if (known := known_search(work)) is not None:
+        listener.stage("benchmark: rates within the SLA are known from the last search")
+        return _decide(work, known.searches, sla)
     start = _START * closed.summaries[0].throughput_rps.value
     listener.stage("benchmark: highest rate within the SLA")
     texts = list(work.task("verification").texts)
@@ -56,13 +64,20 @@ def measure_sla(work: Workbench, closed: BenchRun, listener: Listener) -> Servin
             name: _measure(stack.enter_context(_serve(work, name)), texts, arrivals_of, (sla, how))
             for name in (REFERENCE, PLAN)
         }
-        reference, engine = search_rates(
+        found = search_rates(
             measures,
             start,
             tolerance=how.rate_tolerance,
             most_trials=_MOST_TRIALS,
             on_trial=lambda name, trial: listener.step(f"{name} {trial.rate:.3g}/s"),
         )
+    work.run.write_run({"serving_for": conditions_of(work)})
+    return _decide(work, found, sla)
+
+
+def _decide(work: Workbench, found: Sequence[RateFound], sla: Sla) -> ServingVerdict:
+    """Reach the verdict on what was found, and write it down."""
+    how, (reference, engine) = work.config.bench, found
     verdict = reach_verdict(
         reference, engine, sla, arrivals=how.arrivals, price_per_hour=how.price_per_hour
     )
@@ -71,10 +86,34 @@ def measure_sla(work: Workbench, closed: BenchRun, listener: Listener) -> Servin
     return verdict
 
 
+def conditions_of(work: Workbench) -> dict[str, Any]:
+    """Return what a search of rates depends on: engine, load, batcher, machine and versions."""
+    how = work.config.bench.model_dump(mode="json")
+    kept = {key: value for key, value in how.items() if key not in _NO_MATTER}
+    facts = work.run.read_run()
+    trace = None if how["trace"] is None else sha256_of_file(Path(how["trace"]))
+    return {
+        **kept,
+        "trace_sha256": trace,
+        "plan_sha256": facts.get("built_plan_sha256"),
+        "model_sha256": work.model.sha256,
+        "machine": to_dict(this_machine()),
+        "versions": to_dict(installed_versions()),
+        "cores": cores(),
+    }
+
+
+def known_search(work: Workbench) -> ServingVerdict | None:
+    """Return the last search where nothing changed since that its numbers depend on."""
+    if work.run.read_run().get("serving_for") != conditions_of(work):
+        return None
+    return verdict_under_load(work)
+
+
 def verdict_under_load(work: Workbench) -> ServingVerdict | None:
     """Return what the last search of a run came to, if there was one."""
     said = work.run.read_run().get("serving")
-    return None if said is None else from_dict(ServingVerdict, said)
+    return None if said is None else revive_verdict(said)
 
 
 def arrivals_for(how: BenchConfig) -> Callable[[float], Arrivals]:
@@ -95,6 +134,17 @@ def arrivals_for(how: BenchConfig) -> Callable[[float], Arrivals]:
     return lambda rate: Arrivals(rate, process, trace_s=trace)
 
 
+def workload_of(work: Workbench) -> Workload:
+    """Return the user's requests, those of the verification split, as a batcher takes them."""
+    texts = list(work.task("verification").texts)
+    return Workload(texts, judging.padder(work), judging.encoder(work))
+
+
+def padding_of(work: Workbench) -> float:
+    """Return the share of padding that a batch may have: none where the graph takes no mask."""
+    return 0.2 if can_pad(work.model.inputs) else 0.0
+
+
 def _serve(work: Workbench, name: str) -> Service:
     """Open an engine as the closed loop ran it: a lane of one thread for each core."""
     how = work.config.bench
@@ -105,14 +155,12 @@ def _serve(work: Workbench, name: str) -> Service:
         max_wait_ms=how.max_wait_ms,
         fixed_size=how.fixed_size,
         queue=how.queue,
-        max_padding=0.2 if can_pad(work.model.inputs) else 0.0,
+        max_padding=padding_of(work),
         pad_id=work.tokenizer.pad_id,
     )
-    texts = list(work.task("verification").texts)
-    workload = Workload(texts, judging.padder(work), judging.encoder(work))
     # NOTE: no breaker: it would answer for the engine, and the search asks what the engine carries.
     gates = Gates(breaker=BreakerRules(refused_share=1.0, failed_share=1.0))
-    return open_service(judging.serve_with(work, name), workload, settings, gates).service
+    return open_service(judging.serve_with(work, name), workload_of(work), settings, gates).service
 
 
 def _measure(

@@ -13,8 +13,9 @@ from qbench.errors import ConfigError
 from qbench.pipeline import build_engine, calibrate, make_plan, start, sweep, verify
 from qbench.rundir import RunDir
 from qbench.serving.arrivals import Process
-from qbench.sla import arrivals_for
+from qbench.sla import arrivals_for, known_search, verdict_under_load
 from qbench.testing.models import bert_folder, pairs_csv
+from qbench.workbench import Workbench
 
 SHORT = ["--clients", "2", "--rounds", "2", "--seconds", "0.2"]
 
@@ -99,7 +100,24 @@ def test_the_verdict_names_rates_gain_and_price(built, ask):
     assert serving["no_gain"] == (gain["low"] <= 1.0)
     assert [one["name"] for one in serving["searches"]] == ["reference", "plan"]
     assert all(one["trials"] for one in serving["searches"])
+    for search in serving["searches"]:
+        kept = [one for one in search["trials"] if one["kept"]]
+        assert all(one["p50_ms"]["value"] <= one["p95_ms"]["value"] for one in kept)
+        assert all(one["p99_ms"]["low"] <= one["p99_ms"]["high"] for one in kept)
     assert RunDir.open(built).read_run()["serving"]["words"] == serving["words"]
+    assert content["serving_reused"] is False
+    check_reuse(ask(str(built), *SHORT, "--price-per-hour", "7.2")[1], serving)
+    work = Workbench.reopen(built, {"bench.token_budget": 128})
+    work.run.unlock()
+    assert known_search(work) is None and verdict_under_load(work) is not None
+
+
+def check_reuse(again: dict, before: dict) -> None:
+    """A later call searches again only where something changed."""
+    assert again["serving_reused"] is True
+    assert again["serving"]["searches"] == before["searches"]
+    rate = again["serving"]["rates"]["reference"]
+    assert again["serving"]["cost_per_million"]["reference"] == pytest.approx(2000 / rate)
 
 
 def test_a_trace_is_read_for_the_search(tmp_path):

@@ -46,7 +46,7 @@ Examples:
 )
 @click.argument("run")
 @click.option("--clients", type=int, metavar="N", help="Clients of the closed loop.")
-@click.option("--rounds", type=int, metavar="N", help="Interleaved slices of each engine.")
+@click.option("--rounds", type=int, metavar="N", help="Most interleaved slices.")
 @click.option("--seconds", type=float, metavar="S", help="Measured seconds of a slice.")
 @click.option("--token-budget", type=int, metavar="N", help="Padded tokens of a batch.")
 @click.option("--max-wait-ms", type=float, metavar="MS", help="Longest wait for a fuller batch.")
@@ -67,22 +67,26 @@ Examples:
 @click.option("--trace", metavar="FILE", help="Recorded arrivals, one time in seconds a line.")
 @click.option("--trial-seconds", type=float, metavar="S", help="Measured seconds of one rate.")
 @click.option("--price-per-hour", type=float, metavar="P", help="Price of this machine.")
+@click.option("--again", is_flag=True, help="Search rates again, though nothing changed.")
 @click.option("--save-baseline", metavar="FILE", help="Write the numbers and their conditions.")
 @click.option("--against", metavar="FILE", help="Compare with a baseline of equal conditions.")
 @answering()
-def command(run: str, save_baseline: str | None, against: str | None, **options: Any) -> Answer:
+def command(
+    run: str, again: bool, save_baseline: str | None, against: str | None, **options: Any
+) -> Answer:
     """Measure engines under load in the batcher, and say what they carry.
 
     RUN is the folder of a run whose engine was built, or the plan in it. Reference and engines
     are served in turns within one run, to clients that send the verification split's texts.
     With --sla-ms an open loop then searches the highest rate at which reference and engine keep
-    it, and the verdict says whether the engine carries more.
+    it, and the verdict says whether the engine carries more. The run remembers --sla-ms; later
+    calls search again only where plan, load, limits, machine or versions changed, or with --again.
     """
     from qbench.cli.bars import ProgressBars
     from qbench.errors import InputError
     from qbench.pipeline import bench
     from qbench.serving.baseline import read_baseline
-    from qbench.sla import arrivals_for, verdict_under_load
+    from qbench.sla import arrivals_for, known_search, verdict_under_load
     from qbench.workbench import Workbench
 
     before = None if against is None else read_baseline(Path(against))
@@ -97,11 +101,14 @@ def command(run: str, save_baseline: str | None, against: str | None, **options:
             "--sla-ms MS: the latency that 99 % of requests must keep"
         )
     arrivals_for(how)  # an unreadable trace is said before anything is measured
+    if again:
+        work.run.write_run({"serving_for": None})
+    reused = how.sla_ms is not None and known_search(work) is not None
     with ProgressBars() as bars:
         measured = bench(work, bars)
     verdict = None if how.sla_ms is None else verdict_under_load(work)
     changes = _compare(work, measured, before, save_baseline)
-    return _answer(work, verdict, changes)
+    return _answer(work, verdict, changes, reused)
 
 
 def _run_of(given: str) -> str:
@@ -124,7 +131,7 @@ def _compare(
 
 
 def _answer(
-    work: Workbench, verdict: ServingVerdict | None, changes: tuple[Difference, ...]
+    work: Workbench, verdict: ServingVerdict | None, changes: tuple[Difference, ...], reused: bool
 ) -> Answer:
     from qbench.cli.outcome import outcome_of
 
@@ -132,6 +139,7 @@ def _answer(
     content = {
         **outcome.content,
         "serving": verdict,
+        "serving_reused": reused,
         "against": [
             {"engine": one.engine, "number": one.number, "before": one.before, "now": one.now,
              "ratio": one.ratio}
@@ -144,6 +152,9 @@ def _answer(
             outcome.show(console)
         if verdict is not None:
             _show_verdict(console, verdict)
+            if reused:
+                words = "rates of the last search: nothing changed since; --again searches again"
+                console.print(f"  {words}", markup=False)
         for one in changes:
             console.print(
                 f"against the baseline: {one.engine} {one.number} {one.before:.4g} -> "

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qbench.cli.answers import Answer, answering
+from qbench.cli.batching import batching_options
 from qbench.errors import InputError
 
 if TYPE_CHECKING:
@@ -38,27 +39,9 @@ Examples:
     help="What runs it in Triton; by the engine's backend by default.",
 )
 @click.option("--plan-file", metavar="FILE", help="Serialized TensorRT engine of this ONNX file.")
-@click.option(
-    "--max-batch",
-    type=int,
-    default=16,
-    show_default=True,
-    metavar="N",
-    help="Most rows of a batch.",
-)
+@batching_options("requests", max_batch=16)
 @click.option(
     "--preferred", multiple=True, type=int, metavar="N", help="Preferred batch size; repeat it."
-)
-@click.option(
-    "--max-wait-ms",
-    type=click.FloatRange(0),
-    default=5.0,
-    show_default=True,
-    metavar="MS",
-    help="Longest wait for a fuller batch.",
-)
-@click.option(
-    "--queue", type=int, default=256, show_default=True, metavar="N", help="Most waiting requests."
 )
 @click.option(
     "--timeout-ms",

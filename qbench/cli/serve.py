@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from qbench.cli.batching import batching_options
 from qbench.gate import check_runtime, require
 
 if TYPE_CHECKING:
@@ -67,26 +68,10 @@ Examples:
 @click.option(
     "--token-budget", type=click.IntRange(1), metavar="N", help="Padded tokens of a batch."
 )
-@click.option("--max-batch", type=click.IntRange(1), metavar="N", help="Most rows of a batch.")
 @click.option(
     "--fixed-size", type=click.IntRange(1), metavar="N", help="Batches of N in order of arrival."
 )
-@click.option(
-    "--max-wait-ms",
-    type=click.FloatRange(0),
-    default=5.0,
-    show_default=True,
-    metavar="MS",
-    help="Longest wait for a fuller batch.",
-)
-@click.option(
-    "--queue",
-    type=click.IntRange(1),
-    default=256,
-    show_default=True,
-    metavar="N",
-    help="Most waiting rows.",
-)
+@batching_options("rows")
 @click.option("--sla-ms", type=float, metavar="MS", help="P99 that batches are sized for.")
 @click.option(
     "--tenant",

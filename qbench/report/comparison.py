@@ -22,10 +22,12 @@ from qbench.records import (
 )
 from qbench.report.tables import estimate_columns
 from qbench.report.wording import PLAN, RANDOM, REFERENCE, estimate, listed, megabytes, role_of
+from qbench.serving.percentiles import percentile_interval
 
 _HIGH_PRECISIONS = {backend.high_precision for backend in BACKENDS.values()}
 #: Sizes closer than this ratio count as equal.
 SAME_SIZE = 0.005
+_DRAWS = 200
 
 ENGINE_COLUMNS = (
     "engine", "role", "metric", "reference_value", "value", "drop", "drop_low", "drop_high",
@@ -42,7 +44,8 @@ FRONT_COLUMNS = (
 )  # fmt: skip
 BENCH_COLUMNS = (
     "engine", "requests", "throughput_rps", "throughput_low_rps", "throughput_high_rps",
-    "speedup", "speedup_low", "speedup_high", "p50_ms", "p95_ms", "p99_ms", "queue_ms",
+    "speedup", "speedup_low", "speedup_high", "p50_ms", "p50_low_ms", "p50_high_ms", "p95_ms",
+    "p95_low_ms", "p95_high_ms", "p99_ms", "p99_low_ms", "p99_high_ms", "queue_ms",
     "preprocess_ms", "formation_ms", "inference_ms", "postprocess_ms", "cpu_ms_per_request",
     "batch_median", "batch_largest", "rejected",
 )  # fmt: skip
@@ -169,7 +172,26 @@ def _judgement_columns(judgement: Judgement) -> dict[str, Any]:
 
 def bench_table(bench: BenchRun) -> pd.DataFrame:
     """Return one row an engine with its statistics under load."""
-    return pd.DataFrame([_bench_row(item) for item in bench.summaries], columns=BENCH_COLUMNS)
+    rows = [_bench_row(item) | _tail_interval(bench, item) for item in bench.summaries]
+    return pd.DataFrame(rows, columns=BENCH_COLUMNS)
+
+
+def _tail_interval(bench: BenchRun, item: BenchSummary) -> dict[str, float]:
+    """Return the intervals of an engine's percentiles: whole slices are drawn anew."""
+    slices: dict[int, list[float]] = {}
+    for one in bench.latencies:
+        if one.engine == item.engine and not one.warmup:
+            slices.setdefault(one.round, []).append(one.total_ms)
+    blocks = [np.asarray(values) for values in slices.values()]
+    if not blocks:
+        return {}
+    found: dict[str, float] = {}
+    for percent in (50, 95, 99):
+        tail = percentile_interval(blocks, percent, draws=_DRAWS)
+        value = getattr(item, f"p{percent}_ms")
+        found[f"p{percent}_low_ms"] = min(tail.low, value)
+        found[f"p{percent}_high_ms"] = max(tail.high, value)
+    return found
 
 
 def _bench_row(item: BenchSummary) -> dict[str, Any]:

@@ -14,6 +14,13 @@ from qbench.report import markup
 from qbench.report.built_tables import shown_built
 from qbench.report.comparison import compare_engines, dominance_words, front_table
 from qbench.report.figures import figures_of, spec_of, vegalite_version
+from qbench.report.load_tables import (
+    load_badge,
+    load_words,
+    shown_rates,
+    shown_trials,
+    verdict_under_load,
+)
 from qbench.report.multiplicity import multiplicity_words
 from qbench.report.plan_tables import shown_front, shown_prices, shown_rounds
 from qbench.report.presentation import (
@@ -171,6 +178,7 @@ def _sections(run: RunRecords, figures: Mapping[str, Any]) -> list[str]:
         _ranges_section(run, drawn),
         _front_section(run, drawn),
         _latency_section(run, drawn),
+        _load_section(run),
         _uncovered_section(run),
         _provenance_section(run),
     ]
@@ -314,6 +322,21 @@ def _latency_section(run: RunRecords, drawn: Mapping[str, str]) -> str:
     )
 
 
+def _load_section(run: RunRecords) -> str:
+    verdict = verdict_under_load(run.facts)
+    if verdict is None:
+        return ""
+    name, tone = load_badge(verdict)
+    return markup.section(
+        "load",
+        "Under load, within the SLA",
+        f'<div class="verdict"><span class="badge {tone}">{escape(name)}</span></div>',
+        "\n".join(markup.paragraph(text) for text in load_words(verdict)),
+        markup.table(shown_rates(verdict)),
+        markup.folded("Every rate that was tried", markup.table(shown_trials(verdict))),
+    )
+
+
 def _uncovered_section(run: RunRecords) -> str:
     cells = markup.table(shown_statuses(run.sweep)) if run.sweep else ""
     nodes = markup.table(shown_unlayered(run.layers)) if run.layers.unlayered else ""
@@ -327,4 +350,5 @@ def _uncovered_section(run: RunRecords) -> str:
 
 
 def _provenance_section(run: RunRecords) -> str:
-    return markup.section("provenance", "Provenance", markup.definitions(run.facts))
+    facts = {key: value for key, value in run.facts.items() if key != "serving"}  # told above
+    return markup.section("provenance", "Provenance", markup.definitions(facts))

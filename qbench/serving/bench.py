@@ -22,7 +22,7 @@ from qbench.serving.budget import BudgetChoice, calibrate_budget
 from qbench.serving.load import ClosedLoop, draw_order, drive, latencies
 from qbench.serving.loop import ServingLoop
 from qbench.serving.request import Decode, Encode, Encoded, Pad, Run, Work, first_rows, token_count
-from qbench.serving.summary import Slice, describe_lengths, summarise
+from qbench.serving.summary import Slice, describe_lengths, narrow_enough, summarise
 
 _PRIME_RUNS = 3
 
@@ -72,7 +72,9 @@ class BenchSettings:
 
     Attributes:
         clients: Clients of the closed loop.
-        rounds: Slices of each engine; intervals are over them.
+        rounds: Most slices of each engine; intervals are over them.
+        enough: From three rounds on no further one begins once the interval of every engine's
+            ratio is no wider than so much to either side, as a share of it; 0 for all rounds.
         seconds: Measured seconds of a slice.
         warmup_s: Seconds of load before each slice is measured.
         token_budget: Padded tokens of a batch; ``None`` calibrates it on the reference.
@@ -88,6 +90,7 @@ class BenchSettings:
 
     clients: int = 16
     rounds: int = 6
+    enough: float = 0.0
     seconds: float = 2.0
     warmup_s: float = 0.3
     token_budget: int | None = 256
@@ -108,6 +111,8 @@ class BenchSettings:
         """
         if self.rounds < 2:
             raise ConfigError(f"rounds is {self.rounds}; allowed: 2 or more (for an interval)")
+        if not 0 <= self.enough <= 1:
+            raise ConfigError(f"enough is {self.enough}; allowed: a share from 0 to 1")
         if self.threads_per_lane < 1:
             raise ConfigError(f"threads_per_lane is {self.threads_per_lane}; allowed: 1 or more")
         self.limits(self.token_budget if self.token_budget is not None else 1)
@@ -179,6 +184,10 @@ def bench(
         _run_slice(measured, (name, round_index), lanes[name], workload, (limits, settings))
         if on_slice is not None:
             on_slice(done, settings.rounds * len(names))
+        if done % len(names) == 0 and narrow_enough(
+            measured.latencies, measured.slices, names, settings.enough
+        ):
+            break
     return BenchRun(
         conditions={
             **(conditions or {}),

@@ -44,8 +44,9 @@ class RateTrial:
         kept: Whether the SLA was kept.
         within: Share of all requests that were answered within the limit.
         goodput_rps: Answers a second.
-        p50_ms: Median latency of answered requests; ``None`` without any.
-        p99_ms: 99th percentile with its interval; ``None`` without any answer.
+        p50_ms: Median latency of answered requests, with its interval; ``None`` without any.
+        p95_ms: 95th percentile, likewise.
+        p99_ms: 99th percentile, likewise.
         statuses: Requests by what became of them.
         lag_p99_ms: How late the generator was.
         generator_late: Whether that is too late for the trial to say anything of the server.
@@ -55,7 +56,8 @@ class RateTrial:
     kept: bool
     within: float
     goodput_rps: float
-    p50_ms: float | None
+    p50_ms: Estimate | None
+    p95_ms: Estimate | None
     p99_ms: Estimate | None
     statuses: Mapping[str, int]
     lag_p99_ms: float
@@ -71,7 +73,8 @@ def judge_rate(rate: float, result: OpenResult, sla: Sla) -> RateTrial:
         kept=within >= sla.share,
         within=within,
         goodput_rps=result.goodput_rps,
-        p50_ms=result.percentile(50).value if answered else None,
+        p50_ms=result.percentile(50) if answered else None,
+        p95_ms=result.percentile(95) if answered else None,
         p99_ms=result.percentile(99) if answered else None,
         statuses=dict(result.statuses),
         lag_p99_ms=lag_ms,
@@ -151,6 +154,12 @@ class RateFound:
     rate: float
     above: float | None
     trials: tuple[RateTrial, ...]
+
+    @property
+    def held(self) -> RateTrial | None:
+        """The last trial of the highest rate that kept the SLA, if one did."""
+        kept = [trial for trial in self.trials if trial.kept and trial.rate == self.rate]
+        return kept[-1] if kept else None
 
 
 def search_rates(

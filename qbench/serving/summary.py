@@ -12,6 +12,7 @@ from qbench.errors import MeasurementError
 from qbench.records import BenchSummary, Estimate, RequestLatency
 
 STAGES = ("queue", "preprocess", "formation", "inference", "postprocess")
+_LEAST_ROUNDS = 3
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 
 
@@ -169,6 +170,27 @@ def paired_ratio(values: np.ndarray, reference: np.ndarray, level: float = 0.95)
     half = float(stdtrit(n - 1, 0.5 + level / 2) * np.std(logs, ddof=1) / np.sqrt(n))
     low, high = np.exp([centre - half, centre + half])
     return Estimate(float(np.exp(centre)), float(low), float(high), n, level, "paired_log_t")
+
+
+def narrow_enough(
+    latencies: Sequence[RequestLatency],
+    slices: Sequence[Slice],
+    engines: Sequence[str],
+    enough: float,
+) -> bool:
+    """Return whether every engine's ratio to the first one is known well after some whole rounds.
+
+    Args:
+        latencies: What was measured so far.
+        slices: As many of each engine.
+        engines: The engines, the reference first.
+        enough: Widest interval to either side, as a share of the ratio; 0 for never.
+    """
+    if enough <= 0 or len(slices) < _LEAST_ROUNDS * len(engines):
+        return False
+    rates, _ = _finished(latencies, slices)
+    ratios = [paired_ratio(rates[name], rates[engines[0]]) for name in engines[1:]]
+    return all(one.high <= one.value * (1 + enough) for one in ratios)
 
 
 def describe_lengths(tokens: Sequence[int]) -> dict[str, float]:

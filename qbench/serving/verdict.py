@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from qbench.records import Estimate
+from qbench.records import Estimate, from_dict
 from qbench.serving.rate import RateFound, Sla
 
 _HOUR_S = 3600.0
@@ -43,6 +44,14 @@ class ServingVerdict:
     cost_per_million: Mapping[str, float]
     words: str
     searches: tuple[RateFound, ...]
+
+
+def revive_verdict(said: Mapping[str, Any]) -> ServingVerdict | None:
+    """Return a verdict from what was written of it; ``None`` if its trials lack percentiles."""
+    trials = [trial for search in said.get("searches", ()) for trial in search["trials"]]
+    if not all("p95_ms" in trial for trial in trials):
+        return None
+    return from_dict(ServingVerdict, said)
 
 
 def cost_per_million(rate: float, price_per_hour: float) -> float:

@@ -156,7 +156,7 @@ def test_a_graph_without_a_batch_is_one_clear_error(graph: ir.Model, tmp_path, c
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--max-batch", "0"], "max_batch"),
+        (["--max-batch", "0"], "--max-batch"),
         (["--preferred", "32"], "preferred batch size 32"),
         (["--instances", "0"], "instances"),
         (["--name", "a/b"], "name"),

@@ -17,7 +17,9 @@ from qbench.serving.verdict import cost_per_million, reach_verdict
 
 
 def trial(rate: float, kept: bool) -> RateTrial:
-    return RateTrial(rate, kept, 1.0 if kept else 0.5, rate, 1.0, None, {"ok": 10}, 0.1, False)
+    return RateTrial(
+        rate, kept, 1.0 if kept else 0.5, rate, None, None, None, {"ok": 10}, 0.1, False
+    )
 
 
 def searched(knee: float, start: float, tolerance: float = 0.05) -> tuple[RateSearch, int]:

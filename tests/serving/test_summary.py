@@ -15,6 +15,7 @@ from qbench.serving.summary import (
     Slice,
     describe_lengths,
     median_interval,
+    narrow_enough,
     paired_ratio,
     summarise,
 )
@@ -122,3 +123,21 @@ def test_lengths_are_described():
     described = describe_lengths([4, 8, 12])
     assert (described["requests"], described["min"], described["mean"]) == (3, 4, 8)
     assert (described["p50"], described["max"]) == (8, 12)
+
+
+def test_rounds_end_once_ratios_are_known_well_and_never_before_three():
+    def measured(rounds, factors):
+        latencies, slices = [], []
+        for index in range(rounds):
+            for name, count in (("a", 20), ("b", round(40 * factors[index % len(factors)]))):
+                slices.append(piece(name, index, 10.0 * index + 2 * (name == "b")))
+                start_s = slices[-1].measured_from_s
+                latencies += [
+                    request(name, index, start_s + i / (2 * count), 1) for i in range(count)
+                ]
+        return latencies, slices
+
+    assert not narrow_enough(*measured(2, [1.0]), ["a", "b"], 0.05)
+    assert narrow_enough(*measured(3, [1.0]), ["a", "b"], 0.05)
+    assert not narrow_enough(*measured(3, [0.7, 1.0, 1.3]), ["a", "b"], 0.05)
+    assert not narrow_enough(*measured(3, [1.0]), ["a", "b"], 0.0)
