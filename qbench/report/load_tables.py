@@ -45,26 +45,28 @@ def shown_rates(verdict: ServingVerdict) -> Shown:
     prices = bool(verdict.cost_per_million)
     columns = [
         Column("engine", right=False),
-        Column("highest rate that keeps the SLA, requests/s"),
-        Column("lowest that does not"),
+        Column("keeps it up to, requests/s"),
+        Column("fails at"),
         Column("P50, ms [95 %]"),
         Column("P95, ms [95 %]"),
         Column("P99, ms [95 %]"),
-        Column("within the SLA"),
+        Column("within it"),
     ]
     if prices:
-        columns.append(Column("cost of a million requests"))
+        columns.append(Column("cost a million"))
     rows = []
     for found in verdict.searches:
         cost = verdict.cost_per_million.get(found.name)
         rows.append(_rate_row(found) + ((number(cost),) if prices else ()))
-    caption = "Latencies are of the trial at that rate, from the time at which each was to be sent"
+    caption = (
+        "The SLA by engine; latencies at the highest rate that keeps it, from when each was due"
+    )
     return Shown(caption, tuple(columns), tuple(rows))
 
 
 def shown_trials(verdict: ServingVerdict) -> Shown:
     """Return every rate that was tried."""
-    headings = ("offered, requests/s", "answered, requests/s", "within the SLA", "P50, ms [95 %]")
+    headings = ("offered, requests/s", "answered, requests/s", "within it", "P50, ms [95 %]")
     columns = [Column("engine", right=False), *map(Column, headings)]
     columns += [Column("P99, ms [95 %]"), Column("held", right=False)]
     rows = tuple(

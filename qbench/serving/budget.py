@@ -46,6 +46,7 @@ def calibrate_budget(
     candidates: Sequence[int] = CANDIDATES,
     repeats: int = 3,
     limit_s: float = 5.0,
+    most_rows: int | None = None,
 ) -> BudgetChoice:
     """Measure batches of the user's own lengths and choose a token budget.
 
@@ -63,13 +64,14 @@ def calibrate_budget(
         candidates: Budgets to choose from, padded tokens.
         repeats: Most rounds that count.
         limit_s: No further round begins after so many seconds; one always counts.
+        most_rows: Most requests of a batch; ``None`` for no limit but the tokens.
     """
     budgets = sorted(candidates)
     samples = _samples(encoded)
     shapes = [
         (batch, length)
         for length in samples
-        for batch in _powers_of_two(max(budgets[-1] // length, 1))
+        for batch in _powers_of_two(_rows(budgets[-1], length, most_rows))
     ]
     best = dict.fromkeys(shapes, float("inf"))
     stop_s = time.perf_counter() + limit_s
@@ -80,7 +82,7 @@ def calibrate_budget(
             elapsed_s = _time_once(run, pad([samples[length]] * batch))
             if repeat > 0:
                 best[batch, length] = min(best[batch, length], elapsed_s)
-    rates = {budget: _rate(budget, samples, best) for budget in budgets}
+    rates = {budget: _rate(budget, samples, best, most_rows) for budget in budgets}
     enough = _NEAR_BEST * max(rates.values())
     return BudgetChoice(
         token_budget=next(budget for budget in budgets if rates[budget] >= enough),
@@ -111,10 +113,21 @@ def _powers_of_two(limit: int) -> list[int]:
     return [1 << power for power in range(limit.bit_length())]
 
 
-def _rate(budget: int, samples: dict[int, Encoded], best: dict[tuple[int, int], float]) -> float:
+def _rows(budget: int, length: int, most_rows: int | None) -> int:
+    """Return the requests of that length that a batch may hold."""
+    rows = max(budget // length, 1)
+    return rows if most_rows is None else min(rows, most_rows)
+
+
+def _rate(
+    budget: int,
+    samples: dict[int, Encoded],
+    best: dict[tuple[int, int], float],
+    most_rows: int | None,
+) -> float:
     """Return requests a second of one lane if each length comes equally often."""
     seconds = 0.0
     for length in samples:
-        batch = _powers_of_two(max(budget // length, 1))[-1]
+        batch = _powers_of_two(_rows(budget, length, most_rows))[-1]
         seconds += best[batch, length] / batch
     return len(samples) / seconds

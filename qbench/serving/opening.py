@@ -126,8 +126,9 @@ def open_service(
     open_run = functools.partial(_open_run, engine, chosen.threads_per_lane)
     runs = [open_run(index) for index in range(chosen.lanes)]
     read = memory_reader(engine, chosen.threads_per_lane, settings.memory_limit)
-    memory = memory or measure_memory(runs[0], workload.pad, encoded, lambda: read().used)
-    points, most = _measure(runs[0], workload.pad, encoded, settings)
+    largest = largest_batch(settings, encoded)
+    memory = memory or measure_memory(runs[0], workload.pad, encoded, lambda: read().used, largest)
+    points, most = _measure(runs[0], workload.pad, encoded, largest)
     demand = Demand(
         tuple(token_count(one) for one in encoded),
         chosen.lanes,
@@ -140,7 +141,7 @@ def open_service(
     model = BatchCost(points)
     sizing = size_batches(model, demand) if settings.token_budget is None else None
     limits = _limits(settings, chosen.lanes, sizing)
-    warm(runs, workload.pad, encoded, limits.token_budget)
+    warm(runs, workload.pad, encoded, replace(largest, tokens=limits.token_budget))
     longest = max(token_count(one) for one in encoded)
     pads = pools_for(
         engine.inputs, workload.pad, encoded, max(limits.token_budget, longest), settings.pad_id
@@ -171,13 +172,40 @@ def memory_reader(engine: Engine, threads: int, limit: int | None) -> Callable[[
     return read
 
 
-def warm(runs: Sequence[Run], pad: Pad, encoded: Sequence[Encoded], token_budget: int) -> None:
+@dataclass(frozen=True, slots=True)
+class LargestBatch:
+    """What a batch can hold at most; a single longer request goes alone.
+
+    Attributes:
+        tokens: Padded tokens.
+        rows: Requests.
+    """
+
+    tokens: int
+    rows: int
+
+    def rows_of(self, length: int) -> int:
+        """Return the requests of that length that a batch can hold."""
+        return min(max(self.tokens // max(length, 1), 1), self.rows)
+
+
+def largest_batch(settings: ServeSettings, encoded: Sequence[Encoded]) -> LargestBatch:
+    """Return the largest batch that settings, and requests like these, let be served.
+
+    Batches hold no more requests than the queue, and no larger ones are measured than can come.
+    """
+    longest = max(max(token_count(one) for one in encoded), 1)
+    if settings.fixed_size is not None:
+        return LargestBatch(settings.fixed_size * longest, settings.fixed_size)
+    rows = min(settings.max_batch or settings.queue, settings.queue)
+    return LargestBatch(min(settings.token_budget or _LARGEST[-1], rows * longest), rows)
+
+
+def warm(runs: Sequence[Run], pad: Pad, encoded: Sequence[Encoded], largest: LargestBatch) -> None:
     """Run each lane ten times at its largest batch: the user's longest, and the fullest."""
     ordered = sorted(encoded, key=token_count)
     longest, shortest = ordered[-1], ordered[0]
-    shapes = [
-        pad([one] * max(token_budget // max(token_count(one), 1), 1)) for one in (longest, shortest)
-    ]
+    shapes = [pad([one] * largest.rows_of(token_count(one))) for one in (longest, shortest)]
     for run in runs:
         for _ in range(_WARM_RUNS):
             for feeds in shapes:
@@ -189,7 +217,7 @@ def measure_memory(
     pad: Pad,
     encoded: Sequence[Encoded],
     used: Callable[[], int],
-    most_tokens: int = _LARGEST[-1],
+    largest: LargestBatch,
 ) -> BatchMemory:
     """Return the memory model of a batch, from how memory grows over ever larger batches.
 
@@ -203,15 +231,15 @@ def measure_memory(
         pad: Encoded requests to feeds.
         encoded: The user's encoded requests.
         used: Measures memory, bytes: the process's, or the device's.
-        most_tokens: Padded tokens of the largest batch.
+        largest: The largest batch that can be served: no larger one is run.
     """
     ordered = sorted(encoded, key=token_count)
     picked = {max(token_count(ordered[i]), 1): ordered[i] for i in (0, len(ordered) // 2, -1)}
     shapes = sorted(
         {
-            (max(tokens // length, 1), length)
+            (replace(largest, tokens=largest.tokens // part).rows_of(length), length)
             for length in picked
-            for tokens in (most_tokens // 16, most_tokens // 4, most_tokens)
+            for part in (16, 4, 1)
         },
         key=lambda shape: shape[0] * shape[1] ** 2,
     )
@@ -236,7 +264,7 @@ def _choose_lanes(
         return LaneChoice(
             max(cores() // settings.threads_per_lane, 1), settings.threads_per_lane, ()
         )
-    budget = settings.token_budget or 256
+    budget = min(settings.token_budget or 256, largest_batch(settings, encoded).tokens)
     return choose_lanes(engine.open_lane, pad, encoded, cores(), token_budget=budget)
 
 
@@ -248,15 +276,14 @@ def _open_run(engine: Engine, threads: int, index: int) -> Run:
 
 
 def _measure(
-    run: Run, pad: Pad, encoded: Sequence[Encoded], settings: ServeSettings
+    run: Run,
+    pad: Pad,
+    encoded: Sequence[Encoded],
+    largest: LargestBatch,
 ) -> tuple[tuple[Point, ...], int]:
     """Measure a grid of batches; return it and the largest number of tokens measured."""
-    if settings.token_budget is not None:
-        candidates = [one for one in _LARGEST if one < settings.token_budget]
-        candidates.append(settings.token_budget)
-    else:
-        candidates = list(_LARGEST)
-    choice = calibrate_budget(run, pad, encoded, candidates, limit_s=2.0)
+    candidates = [one for one in _LARGEST if one < largest.tokens] + [largest.tokens]
+    choice = calibrate_budget(run, pad, encoded, candidates, limit_s=2.0, most_rows=largest.rows)
     points = tuple(Point(cell.batch, cell.length, cell.best_ms / 1e3) for cell in choice.grid)
     return points, max(candidates)
 

@@ -42,7 +42,7 @@ def verdict(engine_rate: float, price: float | None = 0.36) -> ServingVerdict:
 
 def test_rates_latencies_and_costs_are_told() -> None:
     table = shown_rates(verdict(200.0))
-    assert [column.heading for column in table.columns][-1] == "cost of a million requests"
+    assert [column.heading for column in table.columns][-1] == "cost a million"
     assert table.rows[1] == (
         "plan", "200", "210", "14 [13, 17]", "31 [28, 37]", "46 [41, 55]", "99.6%",
         "0.500",

@@ -12,7 +12,14 @@ from qbench.graph.model import TensorSpec
 from qbench.runtime.ort import SessionSettings, open_session
 from qbench.serving.bench import Engine, Workload, cores
 from qbench.serving.lanes import arrangements, choose_lanes, mixed_batches, pick
-from qbench.serving.opening import ServeSettings, measure_memory, open_service, warm
+from qbench.serving.opening import (
+    LargestBatch,
+    ServeSettings,
+    largest_batch,
+    measure_memory,
+    open_service,
+    warm,
+)
 from qbench.serving.request import named_rows
 from qbench.serving.service import Request
 from qbench.tasks.padding import pad_batch
@@ -57,7 +64,7 @@ def test_what_is_given_is_not_chosen():
 
 def test_it_is_warm_before_it_is_ready():
     engine = Summing()
-    warm([engine], pad, encode(["ab", "abcdefgh"]), token_budget=32)
+    warm([engine], pad, encode(["ab", "abcdefgh"]), LargestBatch(32, 256))
     assert engine.shapes.count((4, 8)) == 10, "the longest, as many as the budget holds"
     assert engine.shapes.count((16, 2)) == 10
 
@@ -117,9 +124,35 @@ def test_memory_is_what_larger_batches_make_it_grow():
         return {"n": np.zeros(batch)}
 
     encoded = encode(["ab" * 4, "ab" * 20, "ab" * 60])
-    memory = measure_memory(run, pad, encoded, lambda: held["bytes"])
+    memory = measure_memory(run, pad, encoded, lambda: held["bytes"], LargestBatch(1024, 256))
     assert memory.need(8, 120) >= 50_000 * 960 - 50_000 * 8
     assert memory.need(8, 120) <= 1.6 * 50_000 * 960
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokens", "rows"),
+    [
+        (ServeSettings(lanes=1), 1024, 256),
+        (ServeSettings(lanes=1, token_budget=96), 96, 256),
+        (ServeSettings(lanes=1, max_batch=3), 120, 3),
+        (ServeSettings(lanes=1, queue=2), 80, 2),
+        (ServeSettings(lanes=1, fixed_size=4), 160, 4),
+        (ServeSettings(lanes=1, max_batch=1), 40, 1),
+    ],
+)
+def test_nothing_larger_is_run_at_the_start_than_can_be_served(settings, tokens, rows):
+    asked = ["ab" * 20, "abcd", "abc"]  # 40 tokens at most
+    assert largest_batch(settings, encode(asked)) == LargestBatch(tokens, rows)
+    engines = []
+
+    def open_lane(threads):
+        engines.append(Summing())
+        return engines[-1]
+
+    with open_service(Engine("e", open_lane), Workload(asked, pad, encode), settings).service:
+        shapes = [shape for engine in engines for shape in engine.shapes]
+    assert max(batch for batch, _ in shapes) <= rows
+    assert max(batch * length for batch, length in shapes) <= max(tokens, 40)
 
 
 def test_lanes_are_tried_and_the_quicker_arrangement_taken():
