@@ -23,7 +23,13 @@ def aimet_mixed(work: Workbench, name: str) -> None:
     import onnxruntime
 
     graph, feeds = onnx.load(str(work.model.path)), list(pieces(work))
-    sim = aimet.QuantizationSimModel(graph, param_type=aimet.int8, activation_type=aimet.int8)
+    threads = {"intra_op_num_threads": work.settings.threads}
+    sim = aimet.QuantizationSimModel(
+        graph,
+        param_type=aimet.int8,
+        activation_type=aimet.int8,
+        session_options_kwargs=threads,
+    )
     sim.compute_encodings(feeds)
     reference = onnxruntime.InferenceSession(
         str(work.model.path), providers=["CPUExecutionProvider"]
