@@ -92,6 +92,18 @@ def test_layers_that_overflow_are_found_and_kept() -> None:
     assert find_overflow(tiny_encoder(), layers, ranges_of(tiny_encoder())) == {}
 
 
+def test_what_comes_near_is_kept_too_for_other_data_may_pass() -> None:
+    model = tiny_encoder()
+    layers = find_layers(model)
+    hot = next(x for x in layers.layers if x.kind is Kind.LINEAR)
+    for top, words in ((32_000.0, ""), (40_000.0, "may overflow"), (70_000.0, "fp16 overflows")):
+        seen = TensorRange(
+            hot.occurrences[0].output, "", 1, -top, top, top, 0.0, 1.0, 0.0, {}, (), 65504 / top
+        )
+        why = find_overflow(model, layers, [seen]).get(hot.name, "")
+        assert words in why and bool(words) == bool(why)
+
+
 def test_the_fp16_base_is_finite_with_them_and_infinite_without() -> None:
     model = overflowing()
     layers, before = find_layers(model), run_graph(model, FEEDS)["embedding"]

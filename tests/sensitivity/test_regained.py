@@ -37,8 +37,8 @@ def swept():
     model = tiny_encoder()
     scaled(model, "layer.0.intermediate.dense", 3e4)
     scaled(model, "layer.0.output.dense", 1 / 3e4)
-    scaled(model, "layer.1.intermediate.dense", 1e4)
-    scaled(model, "layer.1.output.dense", 1e-6)
+    scaled(model, "layer.1.intermediate.dense", 4e3)
+    scaled(model, "layer.1.output.dense", 8e-7)
     layers, task = find_layers(model), made_task(60)
     batches = make_batches(task.encoded, SPECS, max_tokens=80)
     ranges = calibrate(model, layers, batches, lambda graph: open_session(graph, SETTINGS)).ranges
