@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -29,12 +29,14 @@ from qbench.records import Kind, Layer, Status, SweepRecord, Treatment
 from qbench.remedies import BLOCKS, REMEDIES
 from qbench.runtime.ort import open_session
 from qbench.sensitivity.cells import Bench, base_record, measure_cell
+from qbench.sensitivity.looking import Pools
 from qbench.sensitivity.remedies import (
     cells_to_treat,
     find_awq,
     find_smoothquant,
     with_best_variants,
 )
+from qbench.sensitivity.screening import screen
 from qbench.torch_scales import SUFFIX, foreign_scales, treatment_from_scale
 from qbench.workbench import Workbench
 
@@ -84,17 +86,21 @@ def try_remedies(
     bench: Bench,
     records: Sequence[SweepRecord],
     listener: Listener | None = None,
+    pools: Pools | None = None,
 ) -> tuple[SweepRecord, ...]:
     """Measure the worst cells with every remedy of their format; append and return the records.
 
-    What the journal holds already is not measured again. With ``sweep.remedies: 0`` nothing is
-    tried. Where ``sweep.budget`` is given, no further one is begun after as much time again.
+    Where there are looks, a cell's remedies are looked at first, and the best one is measured on
+    all samples. What the journal holds already is not measured again. With ``sweep.remedies: 0``
+    nothing is tried. Where ``sweep.budget`` is given, no further cell is begun after as much time
+    again.
 
     Args:
         work: The workbench of the run.
         bench: The open sweep's bench.
         records: The plain cells of the sweep.
         listener: Hears of progress.
+        pools: The looks of a race; ``None`` where there is none.
     """
     listener = listener or Silence()
     trials = trials_of(work, records)
@@ -106,7 +112,8 @@ def try_remedies(
         treatments = list(_treatments(work, bench, waiting))
         given = work.config.sweep.budget_s
         left = float("inf") if given is None else given - (time.perf_counter() - began)
-        for record in _measured(work, bench, treatments, left):
+        plain = {(r.layer, r.format): r for r in records}
+        for record in _measured(work, bench, _by_cell(treatments, plain), pools, left):
             work.run.append_sweep(record)
             listener.step(f"{record.layer} {record.format} {record.variant}")
     found = work.run.read_remedies()
@@ -287,38 +294,69 @@ def _searched(bench: Bench, layers: Sequence[Layer], trial: Trial, given: LayerI
     return find_smoothquant(given.activation, given.weight, given.tensor, np.max(rows, axis=0))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Remedies:
+    """The remedies of one cell.
+
+    Attributes:
+        plain: The cell's record without one.
+        trials: What is tried, with what it is made of or why there is nothing.
+    """
+
+    plain: SweepRecord
+    trials: tuple[tuple[Trial, Treatment | str], ...]
+
+    def measure(self, bench: Bench, pools: Pools | None, scale: float) -> list[SweepRecord]:
+        """Return the records of all of them."""
+        layer = self.trials[0][0].layer
+        records = [_impossible(bench, t, why) for t, why in self.trials if isinstance(why, str)]
+        found = [made for _, made in self.trials if not isinstance(made, str)]
+        if pools is not None and found:
+            seen = screen(pools, layer, self.plain, found, scale)
+            records += seen.stopped
+            found = [] if seen.best is None else [seen.best]
+        form = self.plain.format
+        return records + [measure_cell(bench, layer, form, treatment=own) for own in found]
+
+
+def _by_cell(
+    treatments: Sequence[tuple[Trial, Treatment | str]],
+    plain: Mapping[tuple[str, str], SweepRecord],
+) -> list[_Remedies]:
+    cells: dict[tuple[str, str], list[tuple[Trial, Treatment | str]]] = {}
+    for trial, made in treatments:
+        cells.setdefault((trial.layer.name, trial.format), []).append((trial, made))
+    return [_Remedies(plain[cell], tuple(own)) for cell, own in cells.items()]
+
+
 def _measured(
     work: Workbench,
     bench: Bench,
-    treatments: Sequence[tuple[Trial, Treatment | str]],
+    cells: Sequence[_Remedies],
+    pools: Pools | None,
     budget_s: float,
 ) -> Iterator[SweepRecord]:
-    """Yield the records in order; several cells are measured side by side, one thread each."""
+    """Yield the records in order; several cells are treated side by side, one thread each."""
     deadline = time.perf_counter() + budget_s
-    waiting = deque(treatments)
-    running: deque[Future[SweepRecord]] = deque()
-    workers = work.settings.threads
+    waiting = deque(cells)
+    running: deque[Future[list[SweepRecord]]] = deque()
+    workers, scale = work.settings.threads, pools.scales[-1] if pools is not None else 1.0
     pool = ThreadPoolExecutor(workers)
     try:
         while waiting or running:
             while waiting and len(running) <= workers and time.perf_counter() < deadline:
-                running.append(pool.submit(_record_of(bench, *waiting.popleft())))
+                running.append(pool.submit(waiting.popleft().measure, bench, pools, scale))
             if not running:
                 return
-            yield running.popleft().result()
+            yield from running.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _record_of(bench: Bench, trial: Trial, treatment: Treatment | str) -> Callable[[], SweepRecord]:
-    def measure() -> SweepRecord:
-        if not isinstance(treatment, str):
-            return measure_cell(bench, trial.layer, trial.format, treatment=treatment)
-        return replace(
-            base_record(bench, trial.layer, trial.format),
-            status=Status.NOT_APPLICABLE,
-            reason=treatment,
-            treatment=Treatment(trial.name),
-        )
-
-    return measure
+def _impossible(bench: Bench, trial: Trial, why: str) -> SweepRecord:
+    return replace(
+        base_record(bench, trial.layer, trial.format),
+        status=Status.NOT_APPLICABLE,
+        reason=why,
+        treatment=Treatment(trial.name),
+    )

@@ -152,6 +152,37 @@ def test_remedies_leave_the_plain_records_as_they_were(
     assert swept.run.read_sweep() == plain_run[1]
 
 
+def test_in_a_race_the_best_remedy_of_a_cell_is_measured_in_full(
+    place: Path, swept: Workbench
+) -> None:
+    work = start(configured(place, "raced", **{"sweep.race": True, "sweep.remedies": 2}))
+    calibrate(work)
+    list(sweep(work))
+    work.run.unlock()
+    looked = [r for r in work.run.read_remedies() if r.status is Status.OK]
+    cells = {(r.layer, r.format) for r in looked}
+    assert len(cells) == 6 and (WORST, "int8") in cells
+    for cell in cells:
+        own = [r for r in looked if (r.layer, r.format) == cell]
+        full = [r for r in own if r.effort == "full"]
+        assert len(full) <= 1
+        for record in (r for r in own if r not in full):
+            assert record.effort.startswith("stopped after 16 of 40 samples: ")
+            assert record.divergence is not None and record.n == 16
+            if full:
+                assert (
+                    f"{full[0].variant} diverges less" in record.effort
+                    or "no less" in record.effort
+                )
+    whole = {(r.layer, r.format, r.variant): r for r in swept.run.read_remedies()}
+    (best,) = [r for r in looked if (r.layer, r.format, r.effort) == (WORST, "int8", "full")]
+    assert best.divergence == whole[WORST, "int8", best.variant].divergence
+    assert best.divergence.value == min(
+        r.divergence.value for k, r in whole.items() if k[:2] == (WORST, "int8") and r.divergence
+    )
+    assert best_of(work, WORST, "int8") == best
+
+
 def test_the_plan_carries_remedies_and_builds_the_same_bytes(
     swept: Workbench, tmp_path: Path
 ) -> None:

@@ -16,7 +16,8 @@ import numpy as np
 from qbench.errors import MeasurementError
 from qbench.graph.taps import with_taps
 from qbench.lowering import lowering_for
-from qbench.records import Layer, Layers, Status, SweepRecord
+from qbench.lowering.treated import treated
+from qbench.records import Layer, Layers, Status, SweepRecord, Treatment
 from qbench.runtime.ort import open_session
 from qbench.sensitivity.cells import Bench, base_record, refuse
 from qbench.sensitivity.closeness import Closeness
@@ -131,14 +132,16 @@ class Pools:
             given = session.run(self.replay.batches[self._tapped].feeds)
         return {name: given[output] for name, output in tapped.outputs.items()}
 
-    def look_at(self, layer: Layer, format_name: str, look: int) -> SweepRecord:
+    def look_at(
+        self, layer: Layer, format_name: str, look: int, treatment: Treatment | None = None
+    ) -> SweepRecord:
         """Measure a cell on a look's samples; whatever it runs into is its record.
 
         The record's ``divergence`` is ``None``: what it means for the full pool, the race says.
         """
         started = time.perf_counter()
-        base = base_record(self.bench, layer, format_name)
-        refusal = refuse(self.bench, layer, format_name)
+        base = replace(base_record(self.bench, layer, format_name), treatment=treatment)
+        refusal = refuse(self.bench, layer, format_name, treatment)
         if refusal is not None:
             return replace(
                 base, status=refusal.status, reason=refusal.reason, remedy=refusal.remedy
@@ -155,7 +158,8 @@ class Pools:
         return replace(record, wall_s=time.perf_counter() - started)
 
     def _measure(self, layer: Layer, base: SweepRecord, look: int) -> SweepRecord:
-        lowering, clips = lowering_for(base.format, backend=self.bench.backend), self.bench.clips
+        lowering = treated(lowering_for(base.format, backend=self.bench.backend), base.treatment)
+        clips = self.bench.clips
         changed = self.replay.change(layer, lambda m, own: lowering.apply(m, own, clips), taps=True)
         try:
             wrong = [w for m in changed.models.values() if (w := lowering.ensures(m, layer))]
@@ -163,7 +167,8 @@ class Pools:
                 raise MeasurementError(f"the lowering did not take: {wrong[0]}")
             if not changed.change.changed:
                 raise MeasurementError("the lowering changed nothing: the graph holds no such node")
-            outputs = self._run((layer.name, base.format), changed, look)
+            key = (layer.name, f"{base.format} {base.variant}".rstrip())
+            outputs = self._run(key, changed, look)
             bad = find_non_finite(self.replay, changed, outputs)
             if bad:
                 remedy = "keep the layer in high precision"

@@ -194,12 +194,12 @@ def better_by(plain: SweepRecord, other: SweepRecord, seed: int = 0) -> Estimate
 def best_variant(plain: SweepRecord, tried: Iterable[SweepRecord], seed: int = 0) -> SweepRecord:
     """Return the record of the best remedy of a cell, or the plain one.
 
-    A remedy counts where it ended ``ok`` and is better by an interval that excludes zero (or the
-    plain cell did not end ``ok``); of those the one with the lowest divergence is taken.
+    A remedy counts where it ended ``ok`` on all samples and is better by an interval that excludes
+    zero (or the plain cell did not end ``ok``); of those the least divergent is taken.
     """
     best = plain
     for record in tried:
-        if record.status is not Status.OK or record.divergence is None:
+        if record.status is not Status.OK or record.divergence is None or record.effort != "full":
             continue
         gain = better_by(plain, record, seed)
         saves = plain.status is not Status.OK or (gain is not None and gain.low > 0)
