@@ -146,7 +146,8 @@ def sweep(work: Workbench, listener: Listener | None = None) -> Iterator[SweepRe
         records = work.run.read_sweep()
         tell_effort(work, records, ready.cells)
         explain_cells(work, records)
-        try_remedies(work, ready.runner.bench, records, listener)
+        pools = ready.racer.pools if ready.racer else None
+        try_remedies(work, ready.runner.bench, records, listener, pools)
         measure_noise(work, ready.runner.bench, records, listener, budget_s=TRUST_BUDGET_S)
         measure_restored(work, ready.runner.bench, records, listener, budget_s=TRUST_BUDGET_S)
 
