@@ -21,6 +21,7 @@ from typing import Any
 
 from qbench.backends import Backend, applicability
 from qbench.errors import PlanError, did_you_mean
+from qbench.planning.costs import fused_layers, ties_of
 from qbench.records import Layer, Layers, Status
 
 #: Our format of each recipe of ModelOpt; ``NONE`` keeps the high precision.
@@ -52,13 +53,13 @@ def read_modelopt(path: Path) -> dict[str, str]:
     if isinstance(content.get("quant_cfg"), Sequence):
         return _from_entries(content["quant_cfg"], path)
     stats = content.get("candidate_stats", {})
+    if not isinstance(stats, Mapping):
+        raise PlanError(f"{path}: 'candidate_stats' is no mapping; allowed: {_FORMS}")
     found: dict[str, str] = {}
     strange: dict[str, str] = {}
     for name, recipe in _best_of(content, path).items():
         own = _recipe_name(recipe)
-        modules = (stats.get(name) or {}).get("module_names") or [
-            str(name).removesuffix(".quant_recipe")
-        ]
+        modules = _modules_of(stats.get(name)) or [str(name).removesuffix(".quant_recipe")]
         form = _KEPT if own == _KEPT else RECIPES.get(own)
         for module in modules:
             if form is None:
@@ -67,6 +68,13 @@ def read_modelopt(path: Path) -> dict[str, str]:
                 found[module] = form
     _refuse_strange(path, strange)
     return found
+
+
+def _modules_of(candidate: object) -> list[str]:
+    """Return the modules that ModelOpt searched together; none where the file does not tell."""
+    names = candidate.get("module_names") if isinstance(candidate, Mapping) else None
+    told = names if isinstance(names, (list, tuple)) else [names] if names else []
+    return [str(name) for name in told]
 
 
 def _best_of(content: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
@@ -121,7 +129,21 @@ def formats_of(
             f"{origin}: {len(problems)} of {len(recipes)} modules cannot be taken over (layers: "
             f"qbench layers)\n{shown}{more}"
         )
+    _check_groups(formats, layers, backend, origin)
     return formats
+
+
+def _check_groups(
+    formats: Mapping[str, str], layers: Layers, backend: Backend, origin: str
+) -> None:
+    """Refuse formats that differ within layers of one storage, or that the backend joins."""
+    for bond, names in {**ties_of(layers), **fused_layers(layers, backend)}.items():
+        if len({formats[name] for name in names}) > 1:
+            told = ", ".join(f"{name} as {formats[name]}" for name in names)
+            raise PlanError(
+                f"{origin}: layers of one group ({bond}) must take one format on {backend.name}; "
+                f"got {told}: search them as one group, or plan for a backend that keeps them apart"
+            )
 
 
 def _layers_of(module: str, layers: Layers) -> list[Layer]:

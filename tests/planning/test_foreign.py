@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,7 @@ def test_a_configuration(tmp_path: Path) -> None:
         ('{"best": {"recipe": {}}}', "holds scores alone"),
         ('{"recipe": {"a.quant_recipe": "NVFP4_DEFAULT_CFG(effective-bits: 4.0)"}}', "a: NVFP4"),
         ('{"quant_cfg": [{"quantizer_name": "*", "enable": false}]}', "names no module"),
+        ('{"best": {"recipe": {"a": "NONE"}}, "candidate_stats": [1]}', "'candidate_stats' is no"),
     ],
 )
 def test_what_is_no_result(tmp_path: Path, content: str, words: str) -> None:
@@ -173,3 +175,29 @@ def test_every_unknown_module_is_named() -> None:
     told = str(caught.value)
     assert "2 of 3 modules" in told and "did you mean 'encoder.query'" in told
     assert "decoder.out2" in told
+
+
+def test_modules_that_a_file_tells_in_odd_ways(tmp_path: Path) -> None:
+    odd = {"best": {"recipe": {"a.quant_recipe": "NONE", "b": None, "c": "INT8_DEFAULT_CFG"}}}
+    file = tmp_path / "state.json"
+    file.write_text(json.dumps(odd | {"candidate_stats": {"b": 5, "c": {"module_names": "d"}}}))
+    with pytest.raises(PlanError, match="b: None"):
+        read_modelopt(file)
+    del odd["best"]["recipe"]["b"]
+    file.write_text(json.dumps(odd | {"candidate_stats": {"c": {"module_names": "d"}}}))
+    assert read_modelopt(file) == {"a": "NONE", "d": "int8"}
+
+
+def test_a_group_that_the_result_breaks_is_refused() -> None:
+    one, two = (replace(layer(name), tie="weight") for name in ("encoder.query", "head"))
+    tied = Layers((one, layer("encoder.out"), two), ())
+    with pytest.raises(PlanError, match=r"state: layers of one group \(weight\) must take one"):
+        formats_of({"encoder.query": "int8", "head": "NONE"}, tied, CPU, "state")
+    siblings = tuple(replace(layer(n), occurrences=one.occurrences) for n in ("key", "value"))
+    for name, fine in (("ort-cpu", True), ("tensorrt-rtx", False)):
+        backend, recipes = backend_named(name), {"key": "int8", "value": "w4a16"}
+        if fine:
+            assert formats_of(recipes, Layers(siblings, ()), backend, "state") == recipes
+        else:
+            with pytest.raises(PlanError, match="key as int8, value as w4a16"):
+                formats_of(recipes, Layers(siblings, ()), backend, "state")
