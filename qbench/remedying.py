@@ -311,12 +311,15 @@ class _Remedies:
         layer = self.trials[0][0].layer
         records = [_impossible(bench, t, why) for t, why in self.trials if isinstance(why, str)]
         found = [made for _, made in self.trials if not isinstance(made, str)]
-        if pools is not None and found:
-            seen = screen(pools, layer, self.plain, found, scale)
-            records += seen.stopped
-            found = [] if seen.best is None else [seen.best]
         form = self.plain.format
-        return records + [measure_cell(bench, layer, form, treatment=own) for own in found]
+        if pools is None or not found:
+            return records + [measure_cell(bench, layer, form, treatment=own) for own in found]
+        seen = screen(pools, layer, self.plain, found, scale)
+        records += seen.stopped
+        if seen.best is not None:
+            best = measure_cell(bench, layer, form, treatment=seen.best.treatment)
+            records.append(replace(best, samples={**seen.best.samples, **best.samples}))
+        return records
 
 
 def _by_cell(

@@ -169,18 +169,21 @@ def find_awq(seen: Activation, weight: Floats, bits: int, block: int) -> Treatme
 def better_by(plain: SweepRecord, other: SweepRecord, seed: int = 0) -> Estimate | None:
     """Return by how much a remedy lowers the mean divergence, with its interval.
 
-    The difference is paired by sample. A cell that a race stopped early has no such samples: then
-    the two intervals are taken apart, which asks for more.
+    The difference is paired by sample: on all samples where both have them, else on those of the
+    largest look that both had. Where they share none the two intervals are taken apart, which asks
+    for more.
 
     Returns:
         The difference (> 0: the remedy diverges less); ``None`` where a divergence is missing.
     """
     if plain.divergence is None or other.divergence is None:
         return None
-    before = np.array(plain.samples.get("divergence", ()))
-    after = np.array(other.samples.get("divergence", ()))
-    if before.shape == after.shape and before.size > 1:
-        return mean_interval(before - after, seed=seed)
+    shared = [n for n in plain.samples if n in other.samples and n.startswith("sub_pool")]
+    for name in ("divergence", *sorted(shared, reverse=True)):
+        before = np.array(plain.samples.get(name, ()))
+        after = np.array(other.samples.get(name, ()))
+        if before.shape == after.shape and before.size > 1:
+            return mean_interval(before - after, seed=seed)
     first, second = plain.divergence, other.divergence
     return Estimate(
         first.value - second.value,
