@@ -226,7 +226,7 @@ class Batcher:
         anchor = self._anchor()
         if self.limits.fixed_size is not None:
             return self._decide_fixed(self.limits.fixed_size, now_s)
-        choice = choose(self._line, anchor, self._part(), self.cost.overhead_tokens)
+        choice = choose(self._line, anchor, *self._part())
         chosen = members(self._line, anchor, choice)
         kept = keep_deadlines(chosen, anchor, self.model, now_s)
         full = choice.size >= choice.room or len(kept) < len(chosen)
@@ -289,11 +289,18 @@ class Batcher:
         others = (item for item in self._line.in_order() if not self._is_odd(item.tokens))
         return next(others, first)
 
-    def _part(self) -> BatchLimits:
-        """Return the limits of a batch that leaves other lanes their part of what waits."""
-        limits = self.limits
-        part = self.cost.worthwhile(self._line.tokens, limits.lanes, limits.token_budget)
-        return limits if part == limits.token_budget else replace(limits, token_budget=part)
+    def _part(self) -> tuple[BatchLimits, float]:
+        """Return the limits of a batch that leaves other lanes their part, and a call's worth.
+
+        In a long queue a request that is left behind shares its batch with others too, so that
+        joining this one saves it less than a whole call: less padding pays.
+        """
+        limits, waiting = self.limits, self._line.tokens
+        part = self.cost.worthwhile(waiting, limits.lanes, limits.token_budget)
+        call = self.cost.overhead_tokens * min(1.0, 2 * part / waiting)
+        if part == limits.token_budget:
+            return limits, call
+        return replace(limits, token_budget=part), call
 
     def _reason_to_go(self, chosen: list[Waiting], full: bool, now_s: float) -> Reason | Wait:
         due_s = min(item.admitted_s for item in chosen) + self.limits.max_wait_s
