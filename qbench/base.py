@@ -61,14 +61,18 @@ def lowers(work: Workbench, plan: Plan) -> bool:
 
 
 def with_reasons(work: Workbench, plan: Plan) -> Plan:
-    """Return a plan that says why layers are kept in fp32."""
-    rows = tuple(
-        replace(row, reason=f"fp32: kept, {work.kept[row.name]}")
-        if row.format == "fp32" and row.name in work.kept
-        else row
-        for row in plan.layers
-    )
-    return replace(plan, layers=rows)
+    """Return a plan that says why layers are in fp32 beside fp16, where no cell says it."""
+    if work.backend.high_precision == "fp32":
+        return plan
+    measured = {r.layer for r in work.run.read_sweep() if r.format == "fp32" and r.n}
+    rows = []
+    for row in plan.layers:
+        if row.format == "fp32" and row.name in work.kept:
+            row = replace(row, reason=f"fp32: kept, {work.kept[row.name]}")
+        elif row.format == "fp32" and row.name not in measured:
+            row = replace(row, reason="fp32: asked for, and not measured", divergence=None)
+        rows.append(row)
+    return replace(plan, layers=tuple(rows))
 
 
 def base_graph(work: Workbench) -> ir.Model:

@@ -22,6 +22,7 @@ from qbench.planning.problem import Problem, Proposal
 from qbench.planning.reasons import plan_layers, with_treatment
 from qbench.planning.solve import propose
 from qbench.planning.targets import offer_on
+from qbench.planning.wide import offer_pinned
 from qbench.pricing import profile_prices
 from qbench.progress import Listener
 from qbench.records import Judgement, Plan, SweepRecord, Verdict, to_dict
@@ -63,7 +64,8 @@ def decide(work: Workbench, listener: Listener) -> Decision:
         InputError: If a pin matches nothing, contradicts another, or was not measured.
     """
     records = records_to_plan(work)
-    pins, whole = base.pins_on(work, budgets.pins_of(work)), base.offer_of(work, records)
+    pins = base.pins_on(work, budgets.pins_of(work))
+    whole = offer_pinned(base.offer_of(work, records), pins, work.layers)
     offer = apply_pins(offer_on(whole, work.config.plan.hardware, work.backend), pins)
     offer = replace(offer, tied_bytes=budgets.tied_bytes(work, offer))
     try:

@@ -36,13 +36,14 @@ def overflow_of(
         nodes: The nodes of the main graph by name.
         layer: The layer.
         ranges: What calibration saw, by tensor.
-        room: How many times what calibration saw other data may reach.
+        room: How many times what calibration saw in a tensor other data may reach. What lies
+            inside an operator counts as it was seen: most kernels sum it in fp32.
     """
     own = [nodes[name] for name in layer.nodes if name in nodes]
     names = [*tensors_of(layer, nodes), *(item.name for item in implicit_of(layer))]
     names += [name for node in own for value in node.inputs for name in _sources(value)]
     for seen in (ranges[name] for name in dict.fromkeys(names) if name in ranges):
-        if seen.absmax * room > FP16_MAX:
+        if seen.absmax * (1.0 if seen.implicit else room) > FP16_MAX:
             what = "an intermediate inside it" if seen.implicit else "its tensor"
             reached = f"{what} {seen.tensor!r} reaches {seen.absmax:.6g}"
             if seen.absmax > FP16_MAX:

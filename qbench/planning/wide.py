@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from qbench.formats import format_named
 from qbench.planning.costs import NotOffered, Offer, Option, weight_elements
+from qbench.planning.pins import Pins
 from qbench.records import Layer, Layers, Status, SweepRecord
 
 _WIDE = "fp32"
@@ -56,6 +57,21 @@ def offer_wide(
         if len(left := tuple(name for name in names if name not in kept)) > 1
     }
     return replace(offer, options=options, not_offered=tuple(refused), fused=fused)
+
+
+def offer_pinned(offer: Offer, pins: Pins, layers: Layers) -> Offer:
+    """Return an offer with fp32 for layers that are pinned to it and were not measured in it.
+
+    It rounds nothing that fp16 does not, so that a pin needs no measurement; no gain is counted.
+    """
+    if offer.high_precision == _WIDE:
+        return offer
+    options = dict(offer.options)
+    known = layers.by_name()
+    for name, pin in pins.kept.items():
+        if pin.format == _WIDE and offer.option(name, _WIDE) is None:
+            options[name] = (*options[name], _kept_wide(known[name]))
+    return replace(offer, options=options)
 
 
 def _gain(record: SweepRecord) -> float:

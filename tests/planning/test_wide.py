@@ -13,7 +13,7 @@ from qbench.planning.front import front
 from qbench.planning.pins import Pin, Pins, apply_pins
 from qbench.planning.problem import problem_of
 from qbench.planning.solve import propose, solve
-from qbench.planning.wide import offer_wide, stored_bytes
+from qbench.planning.wide import offer_pinned, offer_wide, stored_bytes
 from qbench.records import Edge, Estimate, Kind, Layer, Layers, Occurrence, Status, SweepRecord
 
 TRT = BACKENDS["tensorrt"]
@@ -73,6 +73,15 @@ def test_fp32_that_gives_nothing_back_is_there_to_be_pinned_and_no_more() -> Non
         assert solve(problem_of(offer, objective))["d"] != "fp32"
     own = apply_pins(offer, Pins({"d": Pin("d", "fp32")}, {}))
     assert solve(problem_of(own, "bytes"))["d"] == "fp32"
+
+
+def test_a_pin_to_fp32_needs_no_measurement() -> None:
+    pins = Pins({"a": Pin("a", "fp32"), "b": Pin("b", "fp32")}, {})
+    offer = apply_pins(offer_pinned(wide(), pins, LAYERS), pins)
+    chosen = solve(problem_of(offer, "bytes"))
+    assert chosen == {"a": "fp32", "b": "fp32", "c": "int8", "d": "int8"}
+    with pytest.raises(InputError, match="no cell of it"):
+        apply_pins(wide(), pins)
 
 
 def test_fp32_costs_more_and_lowers_the_error() -> None:
