@@ -44,6 +44,7 @@ from plan_torch import TorchModel
 
 from qbench import judging, pipeline
 from qbench.baselines import RANDOM, UNIFORM, propose_baselines
+from qbench.cli.main import keep_output_ours
 from qbench.config import Config, load_config, make_config
 from qbench.engine.verify import Judge
 from qbench.errors import MeasurementError
@@ -365,4 +366,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    keep_output_ours()  # the solver prints now and then
     main()
