@@ -15,6 +15,7 @@ import onnx_ir as ir
 from qbench import judging
 from qbench.backends import Variant
 from qbench.engine.build import file_bytes, lower_graph, write_engine
+from qbench.errors import PlanError
 from qbench.judging import Candidate
 from qbench.planning.costs import Offer, make_offer
 from qbench.planning.pins import Pins
@@ -58,6 +59,22 @@ def lowers(work: Workbench, plan: Plan) -> bool:
     own = base_formats(work)
     high = work.backend.high_precision
     return any(entry.format != own.get(entry.name, high) for entry in plan.layers)
+
+
+def check_kept(work: Workbench, plan: Plan, origin: str) -> None:
+    """Check that a plan, which a person may have edited, keeps in fp32 what fp16 cannot hold.
+
+    Raises:
+        PlanError: If it does not; the tensor is named.
+    """
+    wrong = [e for e in plan.layers if e.name in work.kept and e.format != "fp32"]
+    if wrong:
+        first, more = wrong[0], f" (and {len(wrong) - 1} more layers)" if len(wrong) > 1 else ""
+        raise PlanError(
+            f"{origin}: layer {first.name!r} cannot be {first.format}{more}: "
+            f"{work.kept[first.name]}; {work.backend.name} computes in fp16 around it, so write "
+            "fp32"
+        )
 
 
 def with_reasons(work: Workbench, plan: Plan) -> Plan:

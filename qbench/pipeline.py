@@ -182,12 +182,14 @@ def current_plan(work: Workbench, path: Path | None = None) -> Plan:
     """
     if path is None and not work.run.plan_path.is_file():
         raise RunDirError(f"{work.run.path} has no plan.yaml; qbench plan {work.run.path} makes it")
-    return read_plan(
+    plan = read_plan(
         path or work.run.plan_path,
         work.layers,
         model_sha256=work.model.sha256,
         backend=work.backend.name,
     )
+    base.check_kept(work, plan, str(path or work.run.plan_path))
+    return plan
 
 
 def build_engine(

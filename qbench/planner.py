@@ -319,7 +319,8 @@ def plan_of_modelopt(work: Workbench, path: Path) -> Decision:
         PlanError: If the file is no such result, names what is no layer here, or a recipe that
             this backend has no format for.
     """
-    formats = formats_of(read_modelopt(path), work.layers, work.backend, str(path))
+    own = formats_of(read_modelopt(path), work.layers, work.backend, str(path))
+    formats = own | base.base_formats(work)
     offer = base.offer_of(work, work.run.read_sweep())
     plan = _plan_with(work, offer, formats)
     high = work.backend.high_precision

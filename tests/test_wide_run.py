@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,11 @@ from qbench.backends import BACKENDS
 from qbench.cli.main import run_command_line
 from qbench.engine.build import ENGINE_FILE
 from qbench.engine.tensorrt import COMMAND_FILE, SERIALIZED_FILE
+from qbench.errors import PlanError
 from qbench.graph.layers import find_layers
 from qbench.pipeline import current_plan
-from qbench.records import Status
+from qbench.planning.planfile import write_plan
+from qbench.records import CauseName, Status
 from qbench.runtime.ort import SessionSettings, open_session
 from qbench.runtime.presence import why_absent
 from qbench.testing.models import bert_folder, pairs_csv
@@ -42,8 +45,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = BertModel.from_pretrained(folder / "model")
     with torch.no_grad():
         block = model.encoder.layer[0]
-        block.intermediate.dense.weight *= 2e4
-        block.output.dense.weight *= 1e-4
+        block.intermediate.dense.weight *= 4e4
+        block.output.dense.weight *= 5e-5
     model.save_pretrained(folder / "model")
     pairs_csv(folder / "pairs.csv")
     return folder
@@ -89,6 +92,22 @@ def test_the_plan_keeps_what_overflows_and_says_why(work: Workbench) -> None:
     assert len(hot) == 3 and {row.format for row in hot} == {"fp32"}
     assert all("kept, fp16 " in row.reason and "65504" in row.reason for row in hot)
     assert set(work.kept) == {row.name for row in hot}
+
+
+def test_a_hand_edit_may_not_undo_it(work: Workbench, tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    plan = current_plan(work)
+    hot = next(iter(work.kept))
+    rows = tuple(replace(r, format="fp16") if r.name == hot else r for r in plan.layers)
+    write_plan(replace(plan, layers=rows), path)
+    with pytest.raises(PlanError, match=f"{hot}.*cannot be fp16.*write fp32"):
+        current_plan(work, path)
+
+
+def test_the_overflow_is_told_as_a_cause(work: Workbench) -> None:
+    told = [c for c in work.run.read_causes() if c.layer in work.kept]
+    over = [n for n, why in work.kept.items() if "overflows: its tensor" in why and "dense" in n]
+    assert over and {c.layer for c in told if c.cause is CauseName.FP16_OVERFLOW} >= set(over)
 
 
 def test_cells_in_fp32_are_measured_on_all_samples(work: Workbench) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from qbench.backends import BACKENDS
 from qbench.formats import FORMATS, Granularity
 from qbench.graph.lint import FP16_MAX
 from qbench.records import (
@@ -96,7 +97,7 @@ def find_causes(records: Iterable[SweepRecord], evidence: Evidence) -> tuple[Cau
         records: The plain cells of a sweep.
         evidence: What they are looked for in.
     """
-    cells = list(records)
+    cells = [record for record in records if record.format != "fp32"]  # which takes nothing away
     layers = {layer.name: layer for layer in evidence.layers}
     alike = {(record.kind, record.format) for record in cells}
     usual = {pair: _usual_of(cells, pair) for pair in alike}
@@ -158,7 +159,8 @@ def _own_causes(
     record: SweepRecord, layer: Layer, evidence: Evidence, usual: _Usual | None
 ) -> Iterator[Cause]:
     form = FORMATS[record.format]
-    if form.name == "fp16":
+    over_half = BACKENDS[record.backend].high_precision == "fp16"
+    if form.name == "fp16" or (over_half and record.status is Status.INVALID):
         yield from _overflow(record, layer, evidence)
         return
     if record.status is not Status.OK or not _in_trouble(record, usual):
