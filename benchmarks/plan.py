@@ -140,7 +140,7 @@ class Table:
 def build_plans(work: Workbench) -> dict[str, str]:
     """Build the engine of each objective's plan; return why one lowers nothing, by name.
 
-    The baselines' random plan costs what the first one does.
+    The baselines' random plan costs what the first one does; without one there is none.
     """
     missing, first = {}, None
     given = work.config
@@ -155,7 +155,10 @@ def build_plans(work: Workbench) -> dict[str, str]:
             missing[name] = decision.words
     work.config = given
     clips = judging.clips_of(work, work.run.read_ranges())
-    for candidate in propose_baselines(work, first) if first is not None else ():
+    told = first or judging.plan_for(work, judging.Candidate(REFERENCE, {}), clips)
+    for candidate in propose_baselines(work, told):
+        if first is None and candidate.name == RANDOM:
+            continue
         try:
             judging.build(work, candidate.name, judging.plan_for(work, candidate, clips))
         except MeasurementError as error:
