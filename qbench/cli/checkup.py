@@ -15,7 +15,7 @@ from qbench.backends import (
     support_rows,
 )
 from qbench.errors import MeasurementError, MissingDependencyError, QbenchError
-from qbench.gate import check_runtime, install_command, is_installed
+from qbench.gate import OPTIONAL, check_runtime, install_command, is_installed
 from qbench.provenance import Machine, installed_versions, this_machine
 from qbench.records import Kind
 
@@ -153,7 +153,9 @@ def _try_builder(backend: Backend, rows: list[SupportRow]) -> BackendProbe:
 
     runs = f"no device runs it here; {backend.stand_in} runs its graphs in its place"
     if not has_builder(backend):
-        why = f"the module {backend.builder} is not installed, so nothing is built; {runs}"
+        known = OPTIONAL.get(backend.builder)
+        add = f" (add it: {install_command(known[1])})" if known else ""
+        why = f"the module {backend.builder} is not installed{add}, so nothing is built; {runs}"
         return BackendProbe(backend.name, "no", why, tuple(_unverified(row) for row in rows))
     refused = refused_formats(backend.name)
     probes = tuple(

@@ -74,7 +74,11 @@ def check_builder(backend: Backend, hardware: str | None = None) -> None:
     """
     if backend.name in _EXTRAS and not has_builder(backend):
         command = install_command(backend.name)
-        raise MissingDependencyError(f"{backend.name} is not installed; add it: {command}")
+        raise MissingDependencyError(
+            f"backend {backend.name} is not installed: its builder, the Python module "
+            f"{backend.builder}, is not here; add it: {command}. What was measured is kept, and "
+            "the same command then builds"
+        )
     numbers = [int(n) for n in re.findall(r"\d+", backend.hardware)]
     asked = re.search(r"\d+", hardware or "")
     if asked and len(numbers) > 1 and int(asked.group()) not in numbers:
