@@ -32,6 +32,7 @@ from qbench.records import (
     Verdict,
 )
 from qbench.rundir import RunDir
+from qbench.storage import clear_disk_errors
 
 ESTIMATE = Estimate(0.1, 0.05, 0.2, 230)
 
@@ -313,3 +314,11 @@ def test_records_of_another_machine_type_are_refused_by_name(
             act()
     assert run.read_sweep() == (record("a"),)  # it may be read
     assert (run.path / "sweep.jsonl").read_bytes() == before
+
+
+def test_a_short_write_of_numpy_is_a_full_disk(tmp_path) -> None:
+    """``tofile`` raises without an error number there."""
+    with pytest.raises(InputError, match=r"disk is full.*make room"), clear_disk_errors(tmp_path):
+        raise OSError("5184 requested and 3200 written")
+    with pytest.raises(OSError, match="odd"), clear_disk_errors(tmp_path):
+        raise OSError("odd")

@@ -13,6 +13,8 @@ from qbench.errors import ConfigError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+#: What takes back a limit, a pin or another value that a run was told before.
+NOTHING = "none"
 #: Dotted configuration key of each option.
 _KEYS = {
     "tokenizer": "model.tokenizer",
@@ -54,6 +56,18 @@ _KEYS = {
     "seed": "run.seed",
     "threads": "run.threads",
 }
+
+
+class NumberOrNothing(click.ParamType):
+    """A number, or the word that takes one back."""
+
+    name = "float"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float | str:
+        """Return the number, or the word."""
+        return NOTHING if value == NOTHING else float(click.FLOAT.convert(value, param, ctx))
 
 
 def _all(options: list[Callable[[F], F]]) -> Callable[[F], F]:
@@ -224,28 +238,31 @@ def plan_options(function: F) -> F:
                 "--objective", metavar="NAME", help="balanced, latency, bytes or divergence."
             ),
             click.option(
-                "--hardware", metavar="NAME", help="Hardware that the engine is for: SM86."
+                "--hardware", metavar="NAME", help="Hardware that the engine is for: SM86, or none."
             ),
             click.option(
                 "--max-latency",
                 metavar="TIME",
-                help='"60 %" of the high precision\'s time, or "3.5 ms" a batch.',
+                help='"60 %" of the high precision\'s time, "3.5 ms" a batch, or none.',
             ),
-            click.option("--max-bytes", metavar="SIZE", help="Largest engine: 30M."),
+            click.option("--max-bytes", metavar="SIZE", help="Largest engine: 30M, or none."),
             click.option(
-                "--max-bits", type=float, metavar="BITS", help="Largest mean bits of a weight."
+                "--max-bits",
+                type=NumberOrNothing(),
+                metavar="BITS",
+                help="Largest mean bits of a weight, or none.",
             ),
             click.option(
                 "--keep",
                 multiple=True,
                 metavar="GLOB[=FORMAT]",
-                help="Layers that keep a format (the high precision by default); repeat it.",
+                help="Layers that keep a format (by default the high one), or none; repeat it.",
             ),
             click.option(
                 "--ban",
                 multiple=True,
                 metavar="GLOB=FORMAT",
-                help="Layers that must not take a format; repeat it.",
+                help="Layers that must not take a format, or none; repeat it.",
             ),
             click.option("--levels", type=int, metavar="N", help="Divergence levels to build."),
             click.option(
@@ -289,7 +306,7 @@ def config_from(model: str, options: Mapping[str, Any]) -> Config:
 
 def overrides_from(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the options say, by dotted configuration key."""
-    found = {_KEYS[k]: v for k, v in options.items() if k in _KEYS and v is not None}
+    found = {_KEYS[k]: _given(v) for k, v in options.items() if k in _KEYS and v is not None}
     if options.get("columns"):
         found["data.columns"] = dict(_pair(text) for text in options["columns"])
     if options.get("splits"):
@@ -299,8 +316,14 @@ def overrides_from(options: Mapping[str, Any]) -> dict[str, Any]:
             found[f"sweep.{name}"] = list(options[name])
     for name in ("keep", "ban"):
         if options.get(name):
-            found[f"plan.{name}"] = list(options[name])
+            given = list(options[name])
+            found[f"plan.{name}"] = [] if given == [NOTHING] else given
     return found
+
+
+def _given(value: Any) -> Any:
+    """Return what an option says; the word for nothing takes back what a run was told before."""
+    return None if value == NOTHING else value
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -111,6 +111,10 @@ def _raise_gently(model: ir.Model) -> ir.Model:
 
 
 def _raise_by_message(model: ir.Model) -> ir.Model:
+    for value in model.graph.initializers.values():  # a message does not know its files' folder
+        small = value.const_value
+        if isinstance(small, ir.ExternalTensor) and small.nbytes < _LARGE_BYTES:
+            value.const_value = ir.tensor(small.numpy(), name=value.name)
     tensors = {
         name: value.const_value
         for name, value in model.graph.initializers.items()

@@ -104,6 +104,11 @@ def check_plan(
     if layers is not None and known is not None:
         problems += _name_problems(counts, known)
         problems += _group_problems(plan, layers, where)
+    problems += [
+        f"session_options: {unknown_name('option', name, where.session_options)}"
+        for name in plan.session_options
+        if name not in where.session_options
+    ]
     target = plan.constraints.get("hardware")
     if target:
         problems += _target_problems(str(target), where)

@@ -134,3 +134,15 @@ def test_options_of_a_refused_plan_are_not_kept(
     assert RunDir.open(RUN).read_run()["config"] == before
     assert run_command_line(["plan", str(RUN), "--levels", "1", "--rounds", "0"]) in (0, 1)
     assert RunDir.open(RUN).read_run()["config"]["plan"]["levels"] == 1
+
+
+def test_a_limit_or_a_pin_can_be_taken_back(capsys: pytest.CaptureFixture[str]) -> None:
+    short = ["plan", str(RUN), "--levels", "1", "--rounds", "0"]
+    limits = ["--max-bytes", "1K", "--max-bits", "1", "--keep", "*dense"]
+    assert run_command_line([*short, *limits]) == 1
+    given = RunDir.open(RUN).read_run()["config"]["plan"]
+    assert (given["max_bytes"], given["max_bits"], len(given["keep"])) == ("1K", 1.0, 1)
+    back = ["--max-bytes", "none", "--max-bits", "none", "--keep", "none"]
+    assert run_command_line([*short, *back]) in (0, 1)
+    given = RunDir.open(RUN).read_run()["config"]["plan"]
+    assert (given["max_bytes"], given["max_bits"], given["keep"]) == (None, None, [])

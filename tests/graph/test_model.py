@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 
@@ -126,6 +127,22 @@ def test_only_matrices_of_equal_type_shape_and_content_are_shared() -> None:
                     model.graph.register_initializer(weight)
     assert share_equal_weights(model.graph) == 1
     assert set(model.graph.initializers) == {"w1", "w3", "b1", "b2"}
+
+
+@pytest.mark.parametrize("opset", [13, 17, 18])
+def test_small_weights_in_files_of_their_own_survive_a_raised_opset(opset, tmp_path) -> None:
+    weight = np.arange(6, dtype=np.float32).reshape(2, 3)
+    graph = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : {opset}]>
+        g (float[b,2] x) => (float[b,3] y) {{ y = MatMul (x, w) }}"""
+    )
+    graph.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    onnx.save(
+        graph, tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0
+    )
+    raised = raise_opset(ir.load(tmp_path / "m.onnx"))
+    found = raised.graph.initializers["w"].const_value
+    assert found is not None and np.array_equal(found.numpy(), weight)
 
 
 def test_the_names_of_modules_survive_a_raised_opset() -> None:

@@ -170,6 +170,11 @@ def test_no_plan_at_all(tmp_path: Path) -> None:
         (lambda d: d["model"].update(sha256="xyz"), "64 hexadecimal digits"),
         (lambda d: d["model"].update(sha256="cd" * 32), "sha256 cdcdcdcdcdcd… (hub:some/model)"),
         (
+            lambda d: d["session_options"].update({"session.intra_op.alow_spinning": "0"}),
+            "session_options: unknown option 'session.intra_op.alow_spinning' (did you mean "
+            "'session.intra_op.allow_spinning'",
+        ),
+        (
             lambda d: d["session_options"].update({"session.intra_op.allow_spinning": 0}),
             "got 0; allowed: text (put quotes around it: '0')",
         ),
