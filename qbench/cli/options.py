@@ -58,16 +58,18 @@ _KEYS = {
 }
 
 
-class NumberOrNothing(click.ParamType):
-    """A number, or the word that takes one back."""
-
-    name = "float"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float | str:
-        """Return the number, or the word."""
-        return NOTHING if value == NOTHING else float(click.FLOAT.convert(value, param, ctx))
+def _number_or_nothing(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> float | str | None:
+    """Return the number that an option says, or the word that takes one back."""
+    if value is None or value == NOTHING:
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        raise click.BadParameter(
+            f"got {value!r}; allowed: a number, or none", context, parameter
+        ) from None
 
 
 def _all(options: list[Callable[[F], F]]) -> Callable[[F], F]:
@@ -248,7 +250,7 @@ def plan_options(function: F) -> F:
             click.option("--max-bytes", metavar="SIZE", help="Largest engine: 30M, or none."),
             click.option(
                 "--max-bits",
-                type=NumberOrNothing(),
+                callback=_number_or_nothing,
                 metavar="BITS",
                 help="Largest mean bits of a weight, or none.",
             ),

@@ -462,6 +462,28 @@ def test_engines_of_backends_with_fp16_kernels_are_islands(name, encoder) -> Non
         assert scales == {ir.DataType.FLOAT16}
 
 
+@pytest.mark.parametrize("name", ["tensorrt", "tensorrt-rtx"])
+@pytest.mark.parametrize("heads", [(4, 2), (4, 4)])
+def test_cached_keys_in_int8_load_in_the_runtime_that_stands_in(name, heads, tmp_path) -> None:
+    """Its optimiser would move their pair behind a Transpose and mix up signs there."""
+    model = stored(tiny_decoder(heads=heads[0], kv_heads=heads[1], past=True), tmp_path / "model")
+    layers = find_layers(model.ir)
+    keys = [x.name for x in layers.layers if x.kind is Kind.KV]
+    assert keys
+    rng = np.random.default_rng(0)
+    feeds = {"input_ids": IDS}
+    for spec in model.inputs[1:]:
+        feeds[spec.name] = rng.normal(size=(len(IDS), heads[1], 5, 8)).astype(np.float32)
+    before = outputs(model.path, feeds)["logits"]
+    for lowered in ([key] for key in keys):
+        plan = plan_of(model, lambda _, x, own=lowered: "int8" if x.name in own else "fp16")
+        plan = replace(plan, backend=name, session_options=dict(BACKENDS[name].session_options))
+        path, *_ = build(model, plan, tmp_path / lowered[0])
+        with open_session(path, settings_for(BACKENDS[name], threads=1)) as session:
+            after = session.run(feeds, ["logits"])["logits"]
+        assert np.corrcoef(before.ravel(), after.ravel())[0, 1] > 0.98
+
+
 def test_a_weight_beyond_fp16_is_no_island(encoder) -> None:
     model = encoder.ir.clone()
     layers = find_layers(model)
