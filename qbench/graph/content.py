@@ -174,6 +174,58 @@ def share_equal_weights(graph: ir.Graph) -> int:
     return sum(_share(graph, values) for values in groups.values() if len(values) > 1)
 
 
+def share_transposed_tables(graph: ir.Graph) -> int:
+    """Read a table that is stored once more, transposed, from one storage; return how many went.
+
+    That is how exporters write an output projection that is tied to the word table: they fold its
+    Transpose. It is put back.
+    """
+    tables, others = dict[tuple[int, ...], list[ir.Value]](), list[ir.Value]()
+    for value in graph.initializers.values():
+        tensor = value.const_value
+        if tensor is None or value.is_graph_output() or value.is_graph_input():
+            continue
+        dims = tuple(int(d) for d in tensor.shape.numpy())
+        if len(dims) != 2 or tensor.nbytes < _SHARED_BYTES or not tensor.dtype.is_floating_point():
+            continue
+        looked_up = any(u.node.op_type == "Gather" and u.idx == 0 for u in value.uses())
+        if looked_up:
+            tables.setdefault(dims, []).append(value)
+        else:
+            others.append(value)
+    gone = 0
+    for value in others:
+        assert value.const_value is not None
+        dims = tuple(int(d) for d in value.const_value.shape.numpy())
+        for table in tables.get(dims[::-1], ()):
+            if _is_transposed(table, value):
+                _read_transposed(graph, table, value)
+                gone += 1
+                break
+    return gone
+
+
+def _is_transposed(table: ir.Value, other: ir.Value) -> bool:
+    assert table.const_value is not None and other.const_value is not None
+    if table.dtype is not other.dtype:
+        return False
+    rows, columns = table.const_value.numpy(), other.const_value.numpy()
+    step = max(1, _PIECE_BYTES // max(1, rows[0].nbytes))
+    return all(
+        np.array_equal(rows[at : at + step], columns[:, at : at + step].T)
+        for at in range(0, len(rows), step)
+    )
+
+
+def _read_transposed(graph: ir.Graph, table: ir.Value, other: ir.Value) -> None:
+    made = ir.node("Transpose", [table], attributes={"perm": [1, 0]}, name=f"{other.name}/tied")
+    out = made.outputs[0]
+    out.name, out.type, out.shape = f"{other.name}/tied:0", other.type, other.shape
+    graph.insert_before(graph[0], made)
+    other.replace_all_uses_with(out)
+    graph.initializers.pop(str(other.name))
+
+
 def _share(graph: ir.Graph, values: list[ir.Value]) -> int:
     kept: dict[bytes, ir.Value] = {}
     gone = 0

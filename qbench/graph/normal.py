@@ -7,7 +7,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
 from qbench.errors import ModelError, did_you_mean
-from qbench.graph.content import share_equal_weights
+from qbench.graph.content import share_equal_weights, share_transposed_tables
 
 #: The oldest opset with 4-bit integers and blocked DequantizeLinear.
 MIN_OPSET = 21
@@ -23,8 +23,9 @@ def normalise(model: ir.Model, output: str | None = None) -> ir.Model:
     """Bring a graph to the normal form in place and return it.
 
     Functions are inlined; constants, and initializers of subgraphs, become initializers of the
-    main graph; the opset is raised to 21 or above; equal weight matrices become one; dead nodes go;
-    every node and tensor gets a unique name. Operators stay what they are.
+    main graph; the opset is raised to 21 or above; equal weight matrices become one, and so do a
+    table and its transposed copy; dead nodes go; every node and tensor gets a unique name.
+    Operators stay what they are.
 
     Args:
         model: The graph.
@@ -45,6 +46,7 @@ def normalise(model: ir.Model, output: str | None = None) -> ir.Model:
     model = raise_opset(model)
     common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     share_equal_weights(model.graph)
+    share_transposed_tables(model.graph)
     common_passes.RemoveUnusedNodesPass()(model)
     common_passes.TopologicalSortPass()(model)
     common_passes.NameFixPass()(model)

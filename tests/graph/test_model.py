@@ -8,11 +8,16 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from qbench.backends import BACKENDS
 from qbench.errors import ModelError
 from qbench.graph.content import pieces, share_equal_weights, survey
+from qbench.graph.layers import find_layers
 from qbench.graph.model import CARD_FILE, DATA_FILE, Model, open_stored, store_card, store_model
 from qbench.graph.normal import normalise, raise_opset
-from qbench.testing.graphs import tiny_encoder
+from qbench.runtime.ort import open_session, settings_for
+from qbench.testing.graphs import Sketch, tiny_encoder
+
+SETTINGS = settings_for(BACKENDS["ort-cpu"], threads=1)
 
 
 @pytest.fixture
@@ -127,6 +132,26 @@ def test_only_matrices_of_equal_type_shape_and_content_are_shared() -> None:
                     model.graph.register_initializer(weight)
     assert share_equal_weights(model.graph) == 1
     assert set(model.graph.initializers) == {"w1", "w3", "b1", "b2"}
+
+
+@pytest.mark.parametrize("op", ["MatMul", "Gemm"])
+def test_a_table_that_is_stored_transposed_once_more_is_one_storage(op, tmp_path) -> None:
+    """Exporters fold the Transpose of a tied output projection into a second weight."""
+    s, table = Sketch(0), np.random.default_rng(0).normal(size=(40, 8)).astype(np.float32)
+    ids = s.input("ids", ir.DataType.INT64, ("batch",))
+    x = s.op("Gather", s.constant("wte", table), ids, at="wte")
+    beside = s.op("MatMul", x, s.constant("other", table.T + 1), at="beside")
+    head = s.op(op, x, s.constant("head.weight", np.ascontiguousarray(table.T)), at="head")
+    graph = s.model(logits=s.op("Add", head, beside))
+    feeds = {"ids": np.arange(6)}
+    before = store_model(graph.clone(), tmp_path / "before", "tiny", {})
+    model = store_model(normalise(graph), tmp_path / "after", "tiny", {})
+    held = [tuple(v.shape) for v in model.ir.graph.initializers.values()]
+    assert sorted(held) == [(8, 40), (40, 8)]
+    tied = {x.name for x in find_layers(model.ir).layers if x.tie}
+    assert tied == {"wte", "head"}
+    first, second = (open_session(m.path, SETTINGS).run(feeds)["logits"] for m in (before, model))
+    assert np.allclose(first, second, rtol=1e-6)
 
 
 @pytest.mark.parametrize("opset", [13, 17, 18])
