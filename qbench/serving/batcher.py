@@ -15,6 +15,8 @@ simulation:
   no more than its lane's part of what waits, so that a short queue is served in small batches;
 - a request joins only if its padding costs less than the batch of its own that it saves, and
   the padding of the whole batch stays within ``max_padding``;
+- it is drawn from the first in line only, those of some four batches, so that who comes much
+  later overtakes nobody for its length;
 - requests of odd size hold at most one lane while others wait, where that is asked for;
 - a free lane waits for more requests only while that pays, and never beyond ``max_wait_s``;
 - a request that cannot be answered before its deadline, by the cost model, is shed.
@@ -39,7 +41,7 @@ from qbench.serving.decisions import (
     Terms,
     Wait,
 )
-from qbench.serving.formation import choose, fixed_members, keep_deadlines, members
+from qbench.serving.formation import choose, fixed_members, keep_deadlines, members, room_for
 from qbench.serving.pace import ArrivalGaps, LaneCost
 from qbench.serving.waiting import FairClock, Holdings, Line, Waiting
 
@@ -60,6 +62,8 @@ _LEAST_RETRY_S = 0.001
 #: A request is of odd size where it has so many times the tokens of the recent mean.
 _ODD_TIMES = 4.0
 _KEEP_MEAN = 0.98
+#: A batch is drawn from the first in line that would fill so many batches of the anchor's length.
+_REACH = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +230,10 @@ class Batcher:
         anchor = self._anchor()
         if self.limits.fixed_size is not None:
             return self._decide_fixed(self.limits.fixed_size, now_s)
-        choice = choose(self._line, anchor, *self._part())
-        chosen = members(self._line, anchor, choice)
+        limits, call = self._part()
+        line = self._line.head(_REACH * room_for(limits, anchor.tokens) + 1, anchor)
+        choice = choose(line, anchor, limits, call)
+        chosen = members(line, anchor, choice)
         kept = keep_deadlines(chosen, anchor, self.model, now_s)
         full = choice.size >= choice.room or len(kept) < len(chosen)
         verdict = self._reason_to_go(kept, full, now_s)

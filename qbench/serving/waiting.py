@@ -97,6 +97,17 @@ class Line:
         """The request that is served next."""
         return self.by_ticket[self.order[0][2]]
 
+    def head(self, count: int, anchor: Waiting) -> Line:
+        """Return the line as if only its first ``count`` requests and the anchor waited."""
+        if count >= len(self.order):
+            return self
+        part = Line()
+        for key in self.order[:count]:
+            part.add(self.by_ticket[key[2]])
+        if anchor.ticket not in part.by_ticket:
+            part.add(anchor)
+        return part
+
     def in_order(self) -> Iterator[Waiting]:
         """Yield all in their fair order."""
         return (self.by_ticket[key[2]] for key in self.order)
