@@ -165,9 +165,14 @@ def make_plan(work: Workbench, listener: Listener | None = None) -> Plan:
 
 
 def take_plan(work: Workbench, decision: Decision) -> Plan:
-    """Make a decision's plan the run's own; its engine is still to be built and verified."""
+    """Make a decision's plan the run's own; its engine is still to be built and verified.
+
+    What was said of another plan's engine does not stand any more.
+    """
     plan = base.with_reasons(work, decision.plan)
     write_plan(plan, work.run.plan_path)
+    if work.run.read_run().get("built_plan_sha256") not in (None, plan_sha256(plan)):
+        work.run.write_judgements("verification", ())
     said = None if decision.verdict is None else str(decision.verdict)
     work.run.write_run({"verdict": said, "verdict_words": decision.words})
     return plan

@@ -321,20 +321,26 @@ def test_no_space_leaves_no_half_engine(whole: Workbench, tmp_path: Path) -> Non
 
 def test_a_point_of_the_front_becomes_the_plan(whole: Workbench, tmp_path: Path) -> None:
     said, facts = whole.run.plan_path.read_text(), whole.run.read_run()
+    judged = whole.run.read_judgements("verification")
     try:
         rows = whole.run.read_front()
         plan = take_plan(whole, plan_of_point(whole, 1))
         assert plan.formats() == rows[0]["layers"] == current_plan(whole).formats()
+        assert (
+            judged and whole.run.read_judgements("verification") == ()
+        )  # of another plan's engine
         assert plan.measured is not None and plan.measured["engine"] == rows[0]["engine"]
         with pytest.raises(RunDirError, match=f"got {len(rows) + 1}.*points 1 to {len(rows)}"):
             plan_of_point(whole, len(rows) + 1)
     finally:
         whole.run.plan_path.write_text(said)
         whole.run.write_run({k: facts[k] for k in ("verdict", "verdict_words")})
+        whole.run.write_judgements("verification", judged)
 
 
 def test_a_result_of_modelopt_becomes_a_plan(whole: Workbench, tmp_path: Path) -> None:
     said, facts = whole.run.plan_path.read_text(), whole.run.read_run()
+    judged = whole.run.read_judgements("verification")
     query, dense = "encoder.layer.0.attention.self.query", "encoder.layer.1.output.dense"
     recipes = {f"{query}.quant_recipe": "INT8_DEFAULT_CFG(effective-bits: 8.0)"}
     recipes[f"model.{dense}.quant_recipe"] = "INT4_AWQ_CFG(effective-bits: 4.0)"
@@ -350,6 +356,7 @@ def test_a_result_of_modelopt_becomes_a_plan(whole: Workbench, tmp_path: Path) -
     finally:
         whole.run.plan_path.write_text(said)
         whole.run.write_run({k: facts[k] for k in ("verdict", "verdict_words")})
+        whole.run.write_judgements("verification", judged)
 
 
 @pytest.mark.parametrize("stage", [verify, bench])
