@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
-from qbench.backends import backend_named
+from qbench.backends import Variant, backend_named
 from qbench.calibration.calibrators import clip_of
 from qbench.engine.build import (
     ENGINE_FILE,
@@ -289,7 +289,8 @@ def reference_report(work: Workbench) -> EngineReport:
     bare = work.model.ir.clone()
     ClearMetadataAndDocStringPass()(bare)
     size -= max(work.model.path.stat().st_size - ir.to_proto(bare).ByteSize(), 0)
-    asked = {work.backend.high_precision: len(work.layers.layers)}
+    half = work.backend.variant is Variant.ISLANDS  # the model itself is in fp32 there too
+    asked = {"fp32" if half else work.backend.high_precision: len(work.layers.layers)}
     path = str(work.model.path.relative_to(work.run.path))
     return EngineReport(
         REFERENCE, path, work.backend.name, size, sha256, asked, asked, {}, self_test="the model"
