@@ -15,8 +15,8 @@ simulation:
   no more than its lane's part of what waits, so that a short queue is served in small batches;
 - a request joins only if its padding costs less than the batch of its own that it saves, and
   the padding of the whole batch stays within ``max_padding``;
-- it is drawn from the first in line only, those of some four batches, so that who comes much
-  later overtakes nobody for its length;
+- it is drawn from the first in line only, those of one batch and a half, so that who comes later
+  overtakes nobody for its length;
 - requests of odd size hold at most one lane while others wait, where that is asked for;
 - a free lane waits for more requests only while that pays, and never beyond ``max_wait_s``;
 - a request that cannot be answered before its deadline, by the cost model, is shed.
@@ -63,7 +63,9 @@ _LEAST_RETRY_S = 0.001
 _ODD_TIMES = 4.0
 _KEEP_MEAN = 0.98
 #: A batch is drawn from the first in line that would fill so many batches of the anchor's length.
-_REACH = 4
+#: NOTE: by simulation (50 clients, 16 to 48 tokens) 4 serves 2 to 5 % more than 1.5 does, and its
+#: 99th percentile is a fifth to a third longer: it passes by odd lengths again and again.
+_REACH = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +233,7 @@ class Batcher:
         if self.limits.fixed_size is not None:
             return self._decide_fixed(self.limits.fixed_size, now_s)
         limits, call = self._part()
-        line = self._line.head(_REACH * room_for(limits, anchor.tokens) + 1, anchor)
+        line = self._line.head(int(_REACH * room_for(limits, anchor.tokens)) + 1, anchor)
         choice = choose(line, anchor, limits, call)
         chosen = members(line, anchor, choice)
         kept = keep_deadlines(chosen, anchor, self.model, now_s)
