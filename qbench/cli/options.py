@@ -13,8 +13,9 @@ from qbench.errors import ConfigError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: What takes back a limit, a pin or another value that a run was told before.
+#: What takes back a limit or a pin that a run was told before.
 NOTHING = "none"
+_LIMITS = ("budget", "max_memory", "hardware", "max_latency", "max_bytes", "max_bits")
 #: Dotted configuration key of each option.
 _KEYS = {
     "tokenizer": "model.tokenizer",
@@ -308,7 +309,8 @@ def config_from(model: str, options: Mapping[str, Any]) -> Config:
 
 def overrides_from(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the options say, by dotted configuration key."""
-    found = {_KEYS[k]: _given(v) for k, v in options.items() if k in _KEYS and v is not None}
+    found = {_KEYS[k]: v for k, v in options.items() if k in _KEYS and v is not None}
+    found |= {_KEYS[k]: None for k in _LIMITS if options.get(k) == NOTHING}
     if options.get("columns"):
         found["data.columns"] = dict(_pair(text) for text in options["columns"])
     if options.get("splits"):
@@ -321,11 +323,6 @@ def overrides_from(options: Mapping[str, Any]) -> dict[str, Any]:
             given = list(options[name])
             found[f"plan.{name}"] = [] if given == [NOTHING] else given
     return found
-
-
-def _given(value: Any) -> Any:
-    """Return what an option says; the word for nothing takes back what a run was told before."""
-    return None if value == NOTHING else value
 
 
 def _pair(text: str) -> tuple[str, str]:

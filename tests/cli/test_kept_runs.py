@@ -11,6 +11,7 @@ import pytest
 
 from qbench import provenance
 from qbench.cli.main import run_command_line
+from qbench.cli.options import overrides_from
 from qbench.graph.model import save_graph
 from qbench.lock import give_lock
 from qbench.report.run_records import load_records
@@ -146,3 +147,9 @@ def test_a_limit_or_a_pin_can_be_taken_back(capsys: pytest.CaptureFixture[str]) 
     assert run_command_line([*short, *back]) in (0, 1)
     given = RunDir.open(RUN).read_run()["config"]["plan"]
     assert (given["max_bytes"], given["max_bits"], given["keep"]) == (None, None, [])
+
+
+def test_a_task_and_a_pooling_may_be_called_none() -> None:
+    """The word takes back limits and pins alone."""
+    said = overrides_from({"task": "none", "pooling": "none", "max_bytes": "none", "keep": ()})
+    assert said == {"task.kind": "none", "model.pooling": "none", "plan.max_bytes": None}
