@@ -48,6 +48,8 @@ from qbench.workbench import Workbench
 CALIBRATION_DRAWS, CALIBRATION_CELLS = 4, 5
 #: Seconds after which no further cell of the spread, or restored layer, is begun.
 BUDGET_S = 120.0
+#: The same for compositions in which a graph is run for its noise floor.
+FLOOR_BUDGET_S = 60.0
 _DYNAMIC = "int8_dynamic"
 __all__ = ["integer_format", "measure_noise", "measure_restored"]
 
@@ -75,8 +77,8 @@ def measure_noise(
     if known is not None and known.key == key:
         return known
     listener.stage("sweep: noise floor")
-    floors = _floors(work, bench)
     remarks: list[str] = []
+    floors = _floors(work, bench, remarks)
     spread = _calibration_spread(work, bench, records, budget_s, remarks)
     calls = sensitive_layers(records, floors, seed=bench.seed)
     noise = Noise(floors, spread, calls, tuple(remarks), key)
@@ -94,7 +96,8 @@ def _key(work: Workbench, records: Sequence[SweepRecord], what: str) -> str:
     )
 
 
-def _floors(work: Workbench, bench: Bench) -> tuple[NoiseFloor, ...]:
+def _floors(work: Workbench, bench: Bench, remarks: list[str]) -> tuple[NoiseFloor, ...]:
+    """Return how far graphs are from themselves; what there was no time for is remarked."""
     task = bench.task
     others = recompose(
         task.encoded,
@@ -104,7 +107,13 @@ def _floors(work: Workbench, bench: Bench) -> tuple[NoiseFloor, ...]:
         seed=bench.seed,
     )
     ground = Ground(
-        task, bench.replay.batches, others, work.settings, work.model.output, bench.seed
+        task,
+        bench.replay.batches,
+        others,
+        work.settings,
+        work.model.output,
+        bench.seed,
+        FLOOR_BUDGET_S,
     )
     reference = bench.reference.outputs
     bench.replay.make_room()
@@ -114,6 +123,13 @@ def _floors(work: Workbench, bench: Bench) -> tuple[NoiseFloor, ...]:
         graph = lower_layers(bench.replay.model.clone(), bench, low, _DYNAMIC)
         found += engine_floors(ground, graph, _DYNAMIC, reference)
         drop_weights(graph)
+    for what in dict.fromkeys(floor.what for floor in found):
+        ran = sum(floor.what == what for floor in found)
+        if ran < 1 + len(others):
+            remarks.append(
+                f"the noise floor of {what} covers {ran} of {1 + len(others)} compositions: "
+                f"{FLOOR_BUDGET_S:g} s were used up"
+            )
     return found
 
 

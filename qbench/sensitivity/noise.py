@@ -31,8 +31,8 @@ from qbench.statistics import difference_interval, mean_interval
 from qbench.tasks.base import Array, Task
 from qbench.tasks.batches import Batch
 
-#: Name of the reference among floors, and of the composition that runs the graph uncut.
-REFERENCE, UNCUT = "reference", "uncut graph"
+#: Name of the reference among floors, and of what runs the sweep's own batches.
+REFERENCE, UNCUT, AS_SWEPT = "reference", "uncut graph", "as in the sweep"
 #: Why a cell that has a divergence is called neither sensitive nor not.
 UNCALLED = "measured on a part of the samples only: no two halves to compare"
 #: Share of a format's layers that can be in the top set of a half.
@@ -53,6 +53,7 @@ class Ground:
         settings: Session settings of the sweep.
         output: Name of the output that is scored.
         seed: Seed of the resamples.
+        budget_s: Seconds after which no further composition of a graph is begun; two always run.
     """
 
     task: Task
@@ -61,6 +62,17 @@ class Ground:
     settings: SessionSettings
     output: str
     seed: int = 0
+    budget_s: float = math.inf
+
+    def outputs(self, graph: ir.Model, first: str) -> dict[str, Array]:
+        """Return a graph's outputs in its own batches, called ``first``, and in the others."""
+        began, found = time.perf_counter(), dict[str, Array]()
+        with open_session(graph, self.settings) as session:
+            for name, batches in {first: self.batches, **self.others}.items():
+                if len(found) > 1 and time.perf_counter() - began >= self.budget_s:
+                    break
+                found[name] = run_batches(session, batches, self.output)
+        return found
 
 
 def reference_floors(ground: Ground, graph: ir.Model, reference: Array) -> tuple[NoiseFloor, ...]:
@@ -71,11 +83,7 @@ def reference_floors(ground: Ground, graph: ir.Model, reference: Array) -> tuple
         graph: The whole graph, unchanged.
         reference: Outputs of the sweep's reference (the chained run), shape [items, …].
     """
-    with open_session(graph, ground.settings) as session:
-        runs = {UNCUT: ground.batches, **ground.others}
-        outputs = {
-            name: run_batches(session, batches, ground.output) for name, batches in runs.items()
-        }
+    outputs = ground.outputs(graph, UNCUT)
     return tuple(_floor(ground, REFERENCE, n, reference, out) for n, out in outputs.items())
 
 
@@ -93,13 +101,9 @@ def engine_floors(
         format_name: Its format.
         reference: Outputs of the reference, shape [items, …].
     """
-    with open_session(graph, ground.settings) as session:
-        own = run_batches(session, ground.batches, ground.output)
-        floors = [_floor(ground, format_name, "as in the sweep", own, own, reference)]
-        for name, batches in ground.others.items():
-            outputs = run_batches(session, batches, ground.output)
-            floors.append(_floor(ground, format_name, name, own, outputs, reference))
-    return tuple(floors)
+    outputs = ground.outputs(graph, AS_SWEPT)
+    own = outputs[AS_SWEPT]
+    return tuple(_floor(ground, format_name, n, own, o, reference) for n, o in outputs.items())
 
 
 def _floor(

@@ -67,6 +67,8 @@ def test_the_reference_moves_by_rounding_alone_and_int8_dynamic_by_more(swept, g
     assert all(len(f.samples) == bench.task.n and 0 <= f.flip_rate <= 1 for f in floors)
     low = lowerable(bench, layers, "int8_dynamic")
     graph = lower_layers(bench.replay.model.clone(), bench, low, "int8_dynamic")
+    hurried = replace(ground, budget_s=0.0)
+    assert reference_floors(hurried, bench.replay.model, bench.reference.outputs) == floors[:2]
     dynamic = engine_floors(ground, graph, "int8_dynamic", bench.reference.outputs)
     worst = max(f.divergence.value for f in dynamic)
     assert dynamic[0].divergence.value == 0
