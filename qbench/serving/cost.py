@@ -21,6 +21,8 @@ _FORGET = 0.99
 _BASE_WEIGHT = 10.0  # the warm-up counts as so many batches for ever: it saw lengths apart
 _ERRORS = 64
 _LEAST_SEEN = 4
+#: Batches from which on the weights are solved for after so many more.
+_MANY, _REFIT = 64, 8
 _RIDGE = 1e-9
 
 
@@ -41,7 +43,7 @@ class BatchCost:
         self._normal, self._right = _empty(), [0.0] * 3  # what forgets
         self._base, self._base_right = _empty(), [0.0] * 3  # the warm-up, which does not
         self._weights: tuple[float, float, float] | None = None
-        self._stale = False
+        self._new = 0  # batches since the weights were solved for
         self._seen = 0
         self._errors: deque[float] = deque()
         self._sorted: list[float] = []
@@ -50,7 +52,7 @@ class BatchCost:
         for point in measured:
             row = [feature / point.seconds for feature in _features(point.batch, point.length)]
             _add_row(self._base, self._base_right, row, share, 1.0)
-        self._seen, self._stale = len(measured), bool(measured)
+        self._seen = self._new = len(measured)
 
     @property
     def known(self) -> bool:
@@ -66,7 +68,7 @@ class BatchCost:
         row = [feature / seconds for feature in _features(batch, length)]
         _add_row(self._normal, self._right, row, 1.0, _FORGET)
         self._seen += 1
-        self._stale = True
+        self._new += 1
 
     def predict(self, batch: int, length: int) -> float:
         """Return the expected seconds of a batch; 0 while nothing is known."""
@@ -102,9 +104,14 @@ class BatchCost:
 
     @property
     def weights(self) -> tuple[float, float, float]:
-        """Seconds a call, a padded token, and a pair of tokens; none is negative."""
-        if self._stale or self._weights is None:
-            self._weights, self._stale = self._solve(), False
+        """Seconds a call, a padded token, and a pair of tokens; none is negative.
+
+        Once many batches are known they are solved for after every few of them: each solution
+        takes as long as a batch's other bookkeeping, and a single batch moves it by little.
+        """
+        wanted = 1 if self._seen < _MANY else _REFIT
+        if self._weights is None or self._new >= wanted:
+            self._weights, self._new = self._solve(), 0
         return self._weights
 
     def _note_error(self, ratio: float) -> None:
