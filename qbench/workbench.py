@@ -36,6 +36,7 @@ from qbench.rundir import RunDir
 from qbench.runtime.loading import LoadOptions, load_model, resolve_source, store_card
 from qbench.runtime.ort import SessionSettings, settings_for
 from qbench.runtime.presence import check_present
+from qbench.sensitivity.timing import TIMED_BATCHES, spread_batches
 from qbench.tasks import Batch, Task, Tokenizer, load_tokenizer, make_batches, make_task
 from qbench.tasks.padding import sized_batches
 
@@ -49,8 +50,6 @@ _FIXED = (
     *("model.", "data.", "task.kind", "task.metric", "calibrate.", "plan.backend", "run.seed"),
     "sweep.batch",
 )
-#: Batches that times are measured on.
-_TIMED_BATCHES = 8
 
 _HEADS = {
     "classification": "classification",
@@ -280,10 +279,9 @@ class Workbench:
         size = self.config.sweep.batch
         if size is not None:
             encoded, pad_id = self.task("sweep").encoded, self.tokenizer.pad_id
-            return sized_batches(encoded, self.model.inputs, size, _TIMED_BATCHES, pad_id)
+            return sized_batches(encoded, self.model.inputs, size, TIMED_BATCHES, pad_id)
         batches = self.batches("sweep")
-        picked = sorted({int(i) for i in np.linspace(0, len(batches) - 1, _TIMED_BATCHES)})
-        return tuple(batches[i] for i in picked)
+        return tuple(batches[i] for i in spread_batches(batches, TIMED_BATCHES))
 
     def compared_batches(self) -> tuple[Batch, ...]:
         """Return the batches that engines are timed on beside each other.
@@ -294,7 +292,7 @@ class Workbench:
         if self.config.sweep.batch is not None:
             return self.timed_batches()
         encoded, pad_id = self.task("sweep").encoded, self.tokenizer.pad_id
-        singles = sized_batches(encoded, self.model.inputs, 1, _TIMED_BATCHES // 2, pad_id)
+        singles = sized_batches(encoded, self.model.inputs, 1, TIMED_BATCHES // 2, pad_id)
         return (*singles, *self.timed_batches()[::2])
 
     @functools.cache  # noqa: B019 — a workbench lives as long as its run

@@ -6,6 +6,9 @@ engine stores one table: for ``int8`` one scale a row, for ``w8a16`` one scale a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import numpy as np
 import onnx_ir as ir
 
@@ -16,6 +19,9 @@ from qbench.lowering.linear import per_channel_int8, present, unchanged
 from qbench.lowering.weight_only import BLOCKS, block_for, quantize_blocks
 from qbench.records import Layer
 
+#: Integer rows, their scales, and which scale each element of a row takes where there are several.
+_Made: TypeAlias = tuple[ir.Value, ir.Value, ir.Value | None]
+
 
 def apply_table(model: ir.Model, layer: Layer, asked: int | None = None) -> Change:
     """Put a table behind Gather and a scale: one a row, or one a block of it where it is tied.
@@ -25,46 +31,40 @@ def apply_table(model: ir.Model, layer: Layer, asked: int | None = None) -> Chan
         layer: The table.
         asked: Elements of a row that share a scale, as a plan says.
     """
-    uses = present(model, layer)
-    if not uses:
-        return unchanged()
-    editor = GraphEditor(model, layer.name)
-    made: tuple[ir.Value, ir.Value, ir.Value | None] | None = None
-    block = None
-    for use in uses:
-        node = editor.nodes[use.nodes[0]]
-        if made is None:
-            table = constant_of(node.inputs[0])
-            assert table is not None
-            width = table.shape[1]
-            block = block_for(width, asked or BLOCKS[0]) if layer.tie or asked else None
-            made = _blocked(editor, table, block or width)
-        rows, scales, spread = made
-        _scale_rows(editor, node, rows, scales, spread)
-    return editor.change(block=block)
+    width = layer.weight_shape[1]
+    block = block_for(width, asked or BLOCKS[0]) if layer.tie or asked else None
+    editor = _looked_up(model, layer, lambda own, table: _blocked(own, table, block or width))
+    return unchanged() if editor is None else editor.change(block=block)
 
 
 def apply_rows_table(model: ir.Model, layer: Layer) -> Change:
     """Put a table behind Gather and one scale a row, the scales as a vector."""
+
+    def made(editor: GraphEditor, table: np.ndarray) -> _Made:
+        integers, scale = per_channel_int8(table.astype(np.float32).T)
+        return editor.constant("table", integers.T), editor.constant("scale", scale), None
+
+    editor = _looked_up(model, layer, made)
+    return unchanged() if editor is None else editor.change()
+
+
+def _looked_up(
+    model: ir.Model, layer: Layer, make: Callable[[GraphEditor, np.ndarray], _Made]
+) -> GraphEditor | None:
+    """Put what ``make`` makes of a table behind each of its lookups; ``None`` where it has none."""
     uses = present(model, layer)
     if not uses:
-        return unchanged()
+        return None
     editor = GraphEditor(model, layer.name)
-    made: tuple[ir.Value, ir.Value] | None = None
+    table = constant_of(editor.nodes[uses[0].nodes[0]].inputs[0])
+    assert table is not None
+    made = make(editor, table)
     for use in uses:
-        node = editor.nodes[use.nodes[0]]
-        if made is None:
-            table = constant_of(node.inputs[0])
-            assert table is not None
-            integers, scale = per_channel_int8(table.astype(np.float32).T)
-            made = editor.constant("table", integers.T), editor.constant("scale", scale)
-        _scale_rows(editor, node, *made, None)
-    return editor.change()
+        _scale_rows(editor, editor.nodes[use.nodes[0]], *made)
+    return editor
 
 
-def _blocked(
-    editor: GraphEditor, table: np.ndarray, block: int
-) -> tuple[ir.Value, ir.Value, ir.Value | None]:
+def _blocked(editor: GraphEditor, table: np.ndarray, block: int) -> _Made:
     """Return int8 rows [V, K], scales [V, ⌈K / block⌉], and which scale each element takes."""
     integers, scale = quantize_blocks(table.astype(np.float32).T, 8, block)
     spread = None
