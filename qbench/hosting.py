@@ -101,7 +101,7 @@ def prepare_host(servable: Servable, options: HostOptions) -> Hosting:
     """
     for part in PARTS:
         require(part)
-    from qbench.serving.server.app import Face
+    from qbench.serving.server.face import Face
     from qbench.serving.server.host import Host, listen
     from qbench.serving.server.metrics import Metrics
 

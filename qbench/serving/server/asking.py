@@ -48,7 +48,7 @@ async def ask(
 async def _settled(futures: Sequence[Future[Answer]], gone: Callable[[], Awaitable[Any]]) -> None:
     """Wait until all futures are done, or one has failed; or until the client is gone."""
     loop = asyncio.get_running_loop()
-    done = loop.create_future()
+    done: asyncio.Future[None] = loop.create_future()
     lock, left = threading.Lock(), len(futures)
 
     def finish() -> None:
@@ -68,13 +68,20 @@ async def _settled(futures: Sequence[Future[Answer]], gone: Callable[[], Awaitab
 
     for future in futures:
         future.add_done_callback(note)
-    watch = asyncio.ensure_future(gone())
+    watch = loop.create_task(_watch(gone, done))
     try:
-        await asyncio.wait({done, watch}, return_when=asyncio.FIRST_COMPLETED)
-        if not done.done():
-            raise ClientGoneError
+        await done
     finally:
         watch.cancel()
     failed = next((f for f in futures if f.done() and not f.cancelled() and f.exception()), None)
     if failed is not None:
         failed.result()
+
+
+async def _watch(gone: Callable[[], Awaitable[Any]], done: asyncio.Future[None]) -> None:
+    """End the wait when the client is gone."""
+    try:
+        await gone()
+    finally:
+        if not done.done():
+            done.set_exception(ClientGoneError())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ class Merging(StrEnum):
     ALONE = "alone"  # one at a time
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Tensor:
     """An input or output.
 
@@ -59,23 +60,28 @@ class Tensor:
     dims: tuple[int | None, ...]
     bound: int | None = None
 
-    @property
+    @cached_property
     def datatype(self) -> str:
         """Its datatype in the Open Inference Protocol."""
         return DATATYPES[self.dtype]
 
-    @property
+    @cached_property
+    def wire_dtype(self) -> np.dtype[Any]:
+        """Its element type in the protocol's bytes."""
+        return np.dtype(self.dtype).newbyteorder("<")
+
+    @cached_property
     def key(self) -> str:
         """The name of its role: other names of masks and segments are one."""
         return _ALIASES.get(self.name, self.name)
 
-    @property
+    @cached_property
     def is_mask(self) -> bool:
         """Whether it says which positions count."""
         return self.key == _MASK and np.dtype(self.dtype).kind in "iu"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Contract:
     """What an engine takes and gives.
 
@@ -96,6 +102,11 @@ class Contract:
     longest: int | None = None
     sequence_axes: Mapping[str, tuple[int, ...]] | None = None
     pad_id: int = 0
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Tensor]:
+        """The inputs by name."""
+        return {tensor.name: tensor for tensor in self.inputs}
 
     @property
     def fixed_length(self) -> int | None:

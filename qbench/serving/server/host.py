@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 import uvicorn
 
 from qbench.errors import InputError
-from qbench.serving.server.app import Face, make_app
+from qbench.serving.server.app import make_app
+from qbench.serving.server.face import Face
 from qbench.serving.server.transport import TransportLimits, bounded_protocol
 from qbench.serving.service import Service
 

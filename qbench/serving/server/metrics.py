@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from qbench.gate import require
 from qbench.serving.gates import BreakerState
@@ -29,41 +32,15 @@ class Metrics:
     def __init__(self, model: str) -> None:
         """Begin at zero; ``model`` is the label of all."""
         prometheus = require("prometheus_client")
-        prometheus.disable_created_metrics()  # a second series for each, which nobody reads
         self._model = model
         self._service: Service | None = None
         self._registry = prometheus.CollectorRegistry()
         self._render = prometheus.generate_latest
-        make = {"registry": self._registry}
-        self._requests = prometheus.Counter(
-            "qbench_http_requests", "Requests over HTTP.", ["model", "endpoint", "code"], **make
-        )
-        self._rejections = prometheus.Counter(
-            "qbench_rejections", "Requests without an answer, by why.", ["model", "reason"], **make
-        )
-        self._duration = prometheus.Histogram(
-            "qbench_request_seconds",
-            "From a request's headers to its answer.",
-            ["model", "endpoint"],
-            buckets=_BOUNDS_S,
-            **make,
-        )
-        self._stage = prometheus.Histogram(
-            "qbench_stage_seconds",
-            "Time of answered rows by stage.",
-            ["model", "stage"],
-            buckets=_BOUNDS_S,
-            **make,
-        )
-        self._batch = prometheus.Histogram(
-            "qbench_batch_size",
-            "Size of the batch that an answered row was in.",
-            ["model"],
-            buckets=_BATCHES,
-            **make,
-        )
-        self._stages = [self._stage.labels(model, stage) for stage in STAGES]
-        self._batches = self._batch.labels(model)
+        self._requests: Counter[tuple[str, str]] = Counter()
+        self._rejections: Counter[str] = Counter()
+        self._durations: dict[str, _Histogram] = {}
+        self._stages = _Histogram(_BOUNDS_S, len(STAGES))
+        self._batches = _Histogram(_BATCHES)
         self._registry.register(self)
 
     @property
@@ -77,21 +54,22 @@ class Metrics:
 
     def requested(self, endpoint: str, code: int, seconds: float) -> None:
         """Count a request over HTTP."""
-        self._requests.labels(self._model, endpoint, str(code)).inc()
-        self._duration.labels(self._model, endpoint).observe(seconds)
+        self._requests[endpoint, str(code)] += 1
+        durations = self._durations.get(endpoint)
+        if durations is None:
+            durations = self._durations[endpoint] = _Histogram(_BOUNDS_S)
+        durations.observe((seconds,))
 
     def rejected(self, reason: str) -> None:
         """Count a request that got no answer."""
-        self._rejections.labels(self._model, reason).inc()
+        self._rejections[reason] += 1
 
     def answered(self, answers: Iterable[Answer]) -> None:
         """Count rows that were answered."""
         for answer in answers:
-            if answer.times is None:
-                continue
-            self._batches.observe(answer.batch_size)
-            for stage, seconds in zip(self._stages, answer.times.stages_s, strict=True):
-                stage.observe(max(seconds, 0.0))
+            if answer.times is not None:
+                self._batches.observe((answer.batch_size,))
+                self._stages.observe(answer.times.stages_s)
 
     def page(self) -> bytes:
         """Return the page."""
@@ -102,12 +80,40 @@ class Metrics:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the service's counts as metrics; ``prometheus_client`` calls this."""
-        if self._service is None:
-            return
+        """Yield all counts as metrics; ``prometheus_client`` calls this."""
+        yield from self._of_http()
+        if self._service is not None:
+            yield from self._of_service(self._service)
+
+    def _of_http(self) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+
+        model = self._model
+        words = ("qbench_http_requests", "Requests over HTTP.")
+        requests = CounterMetricFamily(*words, labels=["model", "endpoint", "code"])
+        for (endpoint, code), count in self._requests.items():
+            requests.add_metric([model, endpoint, code], count)
+        words = ("qbench_rejections", "Requests without an answer, by why.")
+        rejections = CounterMetricFamily(*words, labels=["model", "reason"])
+        for reason, count in self._rejections.items():
+            rejections.add_metric([model, reason], count)
+        words = ("qbench_request_seconds", "From a request's headers to its answer.")
+        durations = HistogramMetricFamily(*words, labels=["model", "endpoint"])
+        for endpoint, histogram in self._durations.items():
+            durations.add_metric([model, endpoint], *histogram.told()[0])
+        words = ("qbench_stage_seconds", "Time of answered rows by stage.")
+        stages = HistogramMetricFamily(*words, labels=["model", "stage"])
+        for stage, told in zip(STAGES, self._stages.told(), strict=True):
+            stages.add_metric([model, stage], *told)
+        words = ("qbench_batch_size", "Size of the batch that an answered row was in.")
+        batches = HistogramMetricFamily(*words, labels=["model"])
+        batches.add_metric([model], *self._batches.told()[0])
+        yield from (requests, rejections, durations, stages, batches)
+
+    def _of_service(self, service: Service) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        stats, model = self._service.stats(), self._model
+        stats, model = service.stats(), self._model
         counters: dict[tuple[str, str, str], Mapping[Any, float]] = {
             ("qbench_rows", "Rows by what became of them.", "outcome"): {
                 **dict.fromkeys(_OUTCOMES, 0),
@@ -147,3 +153,45 @@ class Metrics:
             gauge = GaugeMetricFamily(name, words, labels=["model"])
             gauge.add_metric([model], float(value))
             yield gauge
+
+
+class _Histogram:
+    """Observations, sorted into buckets when they are asked for or many of them wait.
+
+    NOTE: one at a time, as ``prometheus_client`` does it, they cost each answer as much as its
+    parsing. For one thread.
+    """
+
+    _MOST_WAITING = 4096
+
+    def __init__(self, bounds: Sequence[float], series: int = 1) -> None:
+        """Take the upper bounds of the buckets and the number of values observed at a time."""
+        self._bounds = np.asarray(bounds, np.float64)
+        self._counts = np.zeros((series, len(bounds) + 1), np.int64)
+        self._sums = np.zeros(series)
+        self._waiting: list[Sequence[float]] = []
+
+    def observe(self, values: Sequence[float]) -> None:
+        """Take one value of each series."""
+        self._waiting.append(values)
+        if len(self._waiting) >= self._MOST_WAITING:
+            self._sort()
+
+    def _sort(self) -> None:
+        if not self._waiting:
+            return
+        values = np.maximum(np.asarray(self._waiting, np.float64), 0.0)
+        self._waiting.clear()
+        places = self._bounds.searchsorted(values)
+        for series, column in enumerate(places.T):
+            self._counts[series] += np.bincount(column, minlength=self._counts.shape[1])
+        self._sums += values.sum(axis=0)
+
+    def told(self) -> list[tuple[list[tuple[str, float]], float]]:
+        """Return each series' buckets, counts up to each bound, and its sum."""
+        self._sort()
+        names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
+        return [
+            (list(zip(names, (float(n) for n in np.cumsum(counts)), strict=True)), float(total))
+            for counts, total in zip(self._counts, self._sums, strict=True)
+        ]

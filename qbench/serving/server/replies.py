@@ -48,7 +48,7 @@ def infer_body(
     outputs: list[dict[str, Any]] = []
     tails: list[bytes] = []
     for name, binary in asked.outputs:
-        array = np.stack([row[name] for row in rows])
+        array = np.stack([row[name] for row in rows]) if len(rows) > 1 else rows[0][name][None]
         told: dict[str, Any] = {
             "name": name,
             "datatype": DATATYPES[array.dtype.name],

@@ -16,6 +16,13 @@ _FORBIDDEN = {
     "shared_memory_region": "shared memory is not offered; send the data",
     "classification": "classification of outputs is not offered; ask for the scores",
 }
+_NAMED = {
+    "0": Priority.INTERACTIVE,
+    "1": Priority.INTERACTIVE,
+    "2": Priority.BATCH,
+    "interactive": Priority.INTERACTIVE,
+    "batch": Priority.BATCH,
+}
 LONGEST_NAME = 256
 _LONGEST_TIMEOUT_S = 86_400.0
 
@@ -89,18 +96,11 @@ def _tenant(said: Any) -> str:
 
 
 def _priority(said: Any) -> Priority:
-    named: dict[Any, Priority] = {
-        "0": Priority.INTERACTIVE,
-        "1": Priority.INTERACTIVE,
-        "2": Priority.BATCH,
-        "interactive": Priority.INTERACTIVE,
-        "batch": Priority.BATCH,
-    }
-    if isinstance(said, bool) or not isinstance(said, int | str) or str(said).lower() not in named:
+    if isinstance(said, bool) or not isinstance(said, int | str) or str(said).lower() not in _NAMED:
         raise BadRequestError(
             f"priority is {str(said)[:40]!r}; allowed: 1 or interactive, 2 or batch, 0 for none"
         )
-    return named[str(said).lower()]
+    return _NAMED[str(said).lower()]
 
 
 def _timeout_s(said: Mapping[str, Any], headers: Mapping[str, str]) -> float | None:

@@ -108,8 +108,7 @@ def parse_infer(
     if not isinstance(inputs, list) or not inputs:
         raise BadRequestError('"inputs" must be a list of tensors')
     arrays: dict[str, np.ndarray] = {}
-    known = {tensor.name: tensor for tensor in contract.inputs}
-    place = 0
+    known, place = contract.by_name, 0
     for item in inputs:
         tensor = _tensor_of(item, known, arrays)
         shape = _shape_of(item, tensor, limits)
@@ -149,13 +148,10 @@ def _tensor_of(item: Any, known: Mapping[str, Tensor], taken: Mapping[str, Any])
 
 def _shape_of(item: Mapping[str, Any], tensor: Tensor, limits: RequestLimits) -> tuple[int, ...]:
     shape = item.get("shape")
-    wanted = [-1, *(-1 if size is None else size for size in tensor.dims)]
     if not isinstance(shape, list) or not all(type(size) is int for size in shape):
         raise BadRequestError(f"input {tensor.name!r}: the shape must be a list of whole numbers")
-    fits = len(shape) == len(wanted) and all(
-        size >= 1 and limit in (-1, size) for size, limit in zip(shape, wanted, strict=True)
-    )
-    if not fits:
+    if not _fits(shape, tensor.dims):
+        wanted = [-1, *(-1 if size is None else size for size in tensor.dims)]
         raise BadRequestError(
             f"input {tensor.name!r} has shape {str(shape)[:80]}; allowed: {wanted}, where -1 is "
             "any size from 1 on"
@@ -167,12 +163,21 @@ def _shape_of(item: Mapping[str, Any], tensor: Tensor, limits: RequestLimits) ->
     return tuple(shape)
 
 
+def _fits(shape: Sequence[int], dims: Sequence[int | None]) -> bool:
+    if len(shape) != len(dims) + 1 or shape[0] < 1:
+        return False
+    for size, wanted in zip(shape[1:], dims, strict=True):
+        if size < 1 or wanted not in (None, size):
+            return False
+    return True
+
+
 def _binary_size(item: Mapping[str, Any], tensor: Tensor, shape: Sequence[int]) -> int | None:
     """Return the bytes of a tensor that lie behind the JSON; ``None`` if its data is in it."""
     size = parameters_of(item, f"input {tensor.name!r}").get("binary_data_size")
     if size is None:
         return None
-    needed = math.prod(shape) * np.dtype(tensor.dtype).itemsize
+    needed = math.prod(shape) * tensor.wire_dtype.itemsize
     if type(size) is not int or size != needed:
         raise BadRequestError(
             f"input {tensor.name!r}: binary_data_size is {str(size)[:40]}, and shape {list(shape)} "
@@ -214,7 +219,7 @@ def _from_json(item: Mapping[str, Any], tensor: Tensor, shape: tuple[int, ...]) 
 def _from_bytes(raw: memoryview, tensor: Tensor, shape: tuple[int, ...]) -> np.ndarray:
     if tensor.dtype == "bool":
         return np.frombuffer(raw, np.uint8).astype(bool).reshape(shape)
-    array = np.frombuffer(raw, np.dtype(tensor.dtype).newbyteorder("<"))
+    array = np.frombuffer(raw, tensor.wire_dtype)
     return _checked(array.astype(tensor.dtype).reshape(shape), tensor)
 
 
@@ -222,17 +227,18 @@ def _checked(array: np.ndarray, tensor: Tensor) -> np.ndarray:
     """Refuse values that the engine cannot take."""
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise BadRequestError(f"input {tensor.name!r} holds a value that is not finite")
-    if tensor.bound is not None:
-        low, high = int(array.min()), int(array.max())
-        if low < 0 or high >= tensor.bound:
-            raise BadRequestError(
-                f"input {tensor.name!r} holds {low if low < 0 else high}; allowed: 0 to "
-                f"{tensor.bound - 1}"
-            )
+    if tensor.bound is None and not tensor.is_mask:
+        return array
+    low, high = int(array.min()), int(array.max())
+    if tensor.bound is not None and (low < 0 or high >= tensor.bound):
+        raise BadRequestError(
+            f"input {tensor.name!r} holds {low if low < 0 else high}; allowed: 0 to "
+            f"{tensor.bound - 1}"
+        )
     if tensor.is_mask:
-        if not ((array == 0) | (array == 1)).all():
+        if low < 0 or high > 1:
             raise BadRequestError(f"input {tensor.name!r} is a mask; allowed: 0 and 1")
-        if array.ndim > 1 and not array.any(axis=-1).all():
+        if low == 0 and array.ndim > 1 and not array.any(axis=-1).all():
             raise BadRequestError(f"input {tensor.name!r}: a row masks every position")
     return array
 

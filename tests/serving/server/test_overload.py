@@ -17,7 +17,7 @@ from qbench.serving.decisions import BatchLimits
 from qbench.serving.flights import LoopOptions
 from qbench.serving.gates import BreakerRules
 from qbench.serving.request import Work, named_rows
-from qbench.serving.server.app import Face
+from qbench.serving.server.face import Face
 from qbench.serving.server.host import Host, listen
 from qbench.serving.server.metrics import Metrics
 from qbench.serving.service import Gates, Service
