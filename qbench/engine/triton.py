@@ -71,6 +71,8 @@ def write_repository(
         )
     check_batch(model)
     text = config_text(model, options)
+    if (folder / options.name).is_symlink() or (folder / options.name).is_file():
+        raise InputError(f"{str(folder / options.name)!r} is no folder; remove it, or give a --name")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".qbench-", dir=folder.parent) as made:
         inside = Path(made) / options.name

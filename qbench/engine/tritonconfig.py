@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+import urllib.parse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -34,6 +36,9 @@ DATA_TYPES = {
 }
 _DESCRIPTIONS = "qbench_model_config_pb2"
 _WARM_RUNS = 10
+_MOST = (1 << 31) - 1  # of what the configuration holds in 32 bits
+#: Names of models: each is a folder, and none may be one of the folders ``.`` and ``..``.
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 
 
 class Platform(StrEnum):
@@ -171,15 +176,20 @@ def _check_options(options: TritonOptions) -> None:
         ("instances", options.instances),
         ("threads", options.threads),
     ):
-        if value < 1:
-            raise InputError(f"{name} is {value}; allowed: 1 or more")
+        if not 1 <= value <= _MOST:
+            raise InputError(f"{name} is {value}; allowed: 1 to {_MOST}")
+    for name, wait_ms in (("max_wait_ms", options.max_wait_ms), ("timeout_ms", options.timeout_ms)):
+        if not 0 <= wait_ms <= _MOST:
+            raise InputError(f"{name} is {wait_ms}; allowed: 0 to {_MOST} milliseconds")
     wrong = [size for size in options.preferred if not 1 <= size <= options.max_batch]
     if wrong:
         raise InputError(
             f"preferred batch size {wrong[0]}; allowed: 1 to the largest batch, {options.max_batch}"
         )
-    if not (options.name and all(c.isalnum() or c in "._-" for c in options.name)):
-        raise InputError(f"name {options.name!r}; allowed: letters, digits, '.', '_' and '-'")
+    if not _NAME.fullmatch(options.name):
+        raise InputError(
+            f"name {options.name!r}; allowed: letters, digits, '.', '_' and '-', no '.' in front"
+        )
 
 
 def _row_dims(spec: TensorSpec) -> list[int]:
@@ -213,8 +223,8 @@ def _add_warmup(config: Any, messages: Any, rows: Mapping[str, np.ndarray], size
 
 
 def warmup_file(name: str) -> str:
-    """Return the name of the file with an input's warm-up row."""
-    return "".join(c if c.isalnum() else "_" for c in name) + ".bin"
+    """Return the name of the file with an input's warm-up row; no two inputs share one."""
+    return urllib.parse.quote(name, safe="") + ".bin"
 
 
 def preferred_sizes(max_batch: int) -> tuple[int, ...]:

@@ -132,6 +132,41 @@ def test_a_folder_that_exists_is_kept_unless_forced(engine: Path, tmp_path: Path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["models"]
 
 
+@pytest.mark.parametrize("name", [".", ".."])
+def test_force_replaces_nothing_but_a_model_of_the_repository(
+    engine: Path, tmp_path: Path, name: str, capsys
+) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "mine.txt").write_text("kept")
+    assert export(engine, tmp_path / "models", "--name", name, "--force") == 2
+    assert (tmp_path / "mine.txt").is_file() and (tmp_path / "models").is_dir()
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_what_is_no_folder_is_not_replaced(
+    engine: Path, tmp_path: Path, linked: bool, capsys
+) -> None:
+    target = tmp_path / "models" / "mine"
+    target.parent.mkdir()
+    if linked:
+        target.symlink_to(engine)
+    else:
+        target.write_text("notes")
+    assert export(engine, tmp_path / "models", "--name", "mine", "--force") == 2
+    assert "is no folder" in capsys.readouterr().err
+    assert (engine / "engine.onnx").is_file() and target.exists()
+
+
+def test_each_input_has_warm_up_data_of_its_own(tmp_path: Path) -> None:
+    s = Sketch(0)
+    a = s.input("a.x", ir.DataType.FLOAT, ("batch", 2))
+    b = s.input("a_x", ir.DataType.FLOAT, ("batch", 4))
+    save_graph(s.model(y=s.op("Concat", a, b, axis=1)), tmp_path / "x.onnx")
+    assert export(tmp_path / "x.onnx", tmp_path / "models") == 0
+    sizes = {path.stat().st_size for path in (tmp_path / "models/x/warmup").iterdir()}
+    assert sizes == {8, 16}
+
+
 def fixed_batch(size: int) -> ir.Model:
     s = Sketch(0)
     x = s.input("x", ir.DataType.FLOAT, (size, 4))
@@ -160,6 +195,16 @@ def test_a_graph_without_a_batch_is_one_clear_error(graph: ir.Model, tmp_path, c
         (["--preferred", "32"], "preferred batch size 32"),
         (["--instances", "0"], "instances"),
         (["--name", "a/b"], "name"),
+        (["--name", "."], "no '.' in front"),
+        (["--name", ".."], "no '.' in front"),
+        (["--name", ".hidden"], "no '.' in front"),
+        (["--name", "é"], "name"),
+        (["--max-batch", "99999999999"], "max_batch"),
+        (["--queue", "99999999999"], "queue"),
+        (["--instances", "99999999999"], "instances"),
+        (["--max-wait-ms", "nan"], "max_wait_ms"),
+        (["--max-wait-ms", "1e300"], "max_wait_ms"),
+        (["--timeout-ms", "inf"], "timeout_ms"),
         (["--platform", "tensorrt_plan"], "trtexec"),
         (["--plan-file", "x.plan"], "--platform"),
         (["--platform", "tensorrt_plan", "--plan-file", "missing.plan"], "no file"),
