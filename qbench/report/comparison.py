@@ -28,6 +28,7 @@ _HIGH_PRECISIONS = {backend.high_precision for backend in BACKENDS.values()}
 #: Sizes closer than this ratio count as equal.
 SAME_SIZE = 0.005
 _DRAWS = 200
+_PARTS = 8  # of a slice, in order of time
 
 ENGINE_COLUMNS = (
     "engine", "role", "metric", "reference_value", "value", "drop", "drop_low", "drop_high",
@@ -177,12 +178,16 @@ def bench_table(bench: BenchRun) -> pd.DataFrame:
 
 
 def _tail_interval(bench: BenchRun, item: BenchSummary) -> dict[str, float]:
-    """Return the intervals of an engine's percentiles: whole slices are drawn anew."""
-    slices: dict[int, list[float]] = {}
+    """Return the intervals of an engine's percentiles; parts of slices are drawn anew."""
+    slices: dict[int, list[tuple[float, float]]] = {}
     for one in bench.latencies:
         if one.engine == item.engine and not one.warmup:
-            slices.setdefault(one.round, []).append(one.total_ms)
-    blocks = [np.asarray(values) for values in slices.values()]
+            slices.setdefault(one.round, []).append((one.start_s, one.total_ms))
+    blocks = [
+        part[:, 1]
+        for _, timed in sorted(slices.items())
+        for part in np.array_split(np.array(sorted(timed)), _PARTS)
+    ]
     if not blocks:
         return {}
     found: dict[str, float] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Sequence
 
@@ -14,6 +15,7 @@ _FINE = 2048  # microseconds up to here have a bucket each; above, 1024 buckets 
 _HALF = _FINE // 2
 _OCTAVES = 30
 _BUCKETS = _FINE + _OCTAVES * _HALF
+_LEAST_GROUPS = 4  # of blocks: fewer do not know their own spread
 
 
 class Histogram:
@@ -95,11 +97,16 @@ def percentile_interval(
 ) -> Estimate:
     """Return a percentile of latencies with a bootstrap interval over blocks of time.
 
-    Latencies near in time hang together (they wait in one queue), so that not requests are
-    drawn anew, but whole blocks (Künsch, 1989, for blocks without overlap).
+    Latencies near in time hang together (they wait in one queue): a thousand of them may tell no
+    more than ten. So whole blocks are drawn anew (Künsch, 1989, for blocks without overlap), and
+    neighbours are joined while that makes the spread of the share beyond the percentile larger,
+    since a queue may remember longer than a block (Flyvjerg and Petersen, 1989). The spread tells
+    as how many independent latencies all of them count, and the exact interval of so many follows
+    (Korn and Graubard, 1998). Where they are too few to bound the percentile from above, the upper
+    end is infinite.
 
     Args:
-        blocks: Latencies, one array [n_i] for each stretch of time, seconds or any unit.
+        blocks: Latencies in order of time, one array [n_i] for each stretch of it, any unit.
         percent: Which percentile, 0 to 100.
         level: Coverage of the interval.
         draws: Draws of the bootstrap.
@@ -108,21 +115,48 @@ def percentile_interval(
     Raises:
         MeasurementError: If no block holds a latency.
     """
+    from scipy.special import betaincinv
+
     filled = [block for block in blocks if len(block)]
     if not filled:
         raise MeasurementError("no latency to take a percentile of; measure for longer")
-    values, places = np.unique(np.concatenate(filled), return_inverse=True)
-    owner = np.repeat(np.arange(len(filled)), [len(block) for block in filled])
-    rng = np.random.default_rng(seed)
-    weights = rng.multinomial(len(filled), np.full(len(filled), 1 / len(filled)), size=draws)
-    found = np.empty(draws)
-    for index, weight in enumerate(weights):
-        below = np.cumsum(np.bincount(places, weights=weight[owner], minlength=len(values)))
-        found[index] = values[np.searchsorted(below, below[-1] * percent / 100)]
-    tail = 100 * (1 - level) / 2
-    low, high = np.percentile(found, (tail, 100 - tail))
-    value = float(np.percentile(np.concatenate(filled), percent, method="inverted_cdf"))
-    count = sum(len(block) for block in filled)
-    return Estimate(
-        value, min(float(low), value), max(float(high), value), count, level, "block_bootstrap"
-    )
+    ordered = np.sort(np.concatenate(filled))
+    count, share = len(ordered), percent / 100
+    value = float(ordered[max(math.ceil(count * share), 1) - 1])
+    beyond = np.array([(np.sum(block > value), len(block)) for block in filled], dtype=float)
+    worth = _independent(beyond, level, draws, np.random.default_rng(seed))
+    below, tail = worth * share, (1 - level) / 2
+    low = float(betaincinv(below, worth - below + 1, tail)) if below > 0 else 0.0
+    high = float(betaincinv(below + 1, worth - below, 1 - tail)) if worth > below else 1.0
+    first, last = max(math.ceil(count * low), 1) - 1, math.ceil(count * high) - 1
+    upper = float(ordered[last]) if last < count - 1 or percent >= 100 else math.inf
+    return Estimate(value, float(ordered[first]), upper, count, level, "block_bootstrap")
+
+
+def _independent(beyond: np.ndarray, level: float, draws: int, rng: np.random.Generator) -> float:
+    """Return as how many independent latencies all of them count.
+
+    Args:
+        beyond: Latencies beyond the percentile and latencies in all, by block, shape [blocks, 2].
+        level: Coverage of the interval to come: few blocks know their own spread badly.
+        draws: Draws of the bootstrap.
+        rng: Random numbers.
+    """
+    from scipy.special import ndtri, stdtrit
+
+    over, count = beyond.sum(axis=0)
+    share = over / count
+    if over == 0:
+        return float(count)
+    spread, groups = share * (1 - share) / count, int(count)
+    least = max(min(_LEAST_GROUPS, len(beyond)), 2)
+    while len(beyond) >= least:
+        drawn = rng.multinomial(len(beyond), np.full(len(beyond), 1 / len(beyond)), size=draws)
+        sums = drawn @ beyond
+        found = float(np.var(sums[:, 0] / sums[:, 1])) * len(beyond) / (len(beyond) - 1)
+        if found > spread:
+            spread, groups = found, len(beyond)
+        beyond = np.add.reduceat(beyond, np.arange(0, len(beyond), 2))
+    certain = 0.5 + level / 2
+    trust = (ndtri(certain) / stdtrit(max(groups - 1, 1), certain)) ** 2
+    return float(min(share * (1 - share) / spread * trust, count))

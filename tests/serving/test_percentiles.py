@@ -59,6 +59,37 @@ def test_the_interval_covers_the_true_percentile():
     assert covered >= 50
 
 
+def queue_of(seconds: float, rate: float, busy: float, rng: np.random.Generator) -> np.ndarray:
+    """Return [arrival, latency] of one server in order of arrival (Lindley's recursion)."""
+    gaps = rng.exponential(1 / rate, int(seconds * rate))
+    work = rng.uniform(0.5, 1.5, len(gaps)) * busy / rate
+    walk = np.concatenate([[0.0], np.cumsum((work - gaps)[:-1])])
+    return np.array([np.cumsum(gaps), walk - np.minimum.accumulate(walk) + work])
+
+
+@pytest.mark.parametrize(("rate", "busy"), [(200.0, 0.5), (1000.0, 0.8)])
+def test_the_interval_is_honest_where_latencies_hang_together_in_a_queue(rate, busy):
+    rng = np.random.default_rng(3)
+    at, latency = queue_of(2000.0, rate, busy, rng)
+    for percent in (95, 99):
+        truth, covered = np.percentile(latency, percent), 0
+        for begin in rng.uniform(0, at[-1] - 4, 80):
+            edges = np.searchsorted(at, np.arange(begin, begin + 4.01, 0.25))
+            blocks = [latency[low:high] for low, high in zip(edges, edges[1:], strict=False)]
+            found = percentile_interval(blocks, percent, draws=200)
+            covered += found.low <= truth <= found.high
+        assert covered >= 62  # blocks of a quarter of a second alone: 49 and less of P99
+
+
+def test_few_latencies_do_not_bound_a_tail_from_above():
+    rng = np.random.default_rng(4)
+    few = percentile_interval(np.array_split(rng.exponential(1.0, 100), 8), 99)
+    many = percentile_interval(np.array_split(rng.exponential(1.0, 4000), 8), 99)
+    assert few.high == np.inf and few.low < few.value
+    assert many.high < np.inf
+    assert percentile_interval(np.array_split(np.full(100, 2.0), 8), 50).high == 2.0
+
+
 def test_latencies_that_hang_together_make_it_wider():
     rng = np.random.default_rng(2)
     blocks = [np.full(50, rng.exponential(1.0)) for _ in range(30)]
