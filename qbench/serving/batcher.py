@@ -28,6 +28,7 @@ import heapq
 from collections import deque
 from dataclasses import dataclass, replace
 
+from qbench.serving.clock import SteadyTime
 from qbench.serving.cost import BatchCost
 from qbench.serving.decisions import (
     ANY_TIME,
@@ -96,7 +97,7 @@ class Batcher:
         self.limits = self._given = limits
         self.cost, self.model = LaneCost(), model or BatchCost()
         self._gaps = ArrivalGaps()
-        self._now_s = float("-inf")
+        self._time = SteadyTime()
         self._tickets = self._batches = 0
         self._closed = False
         self._admitted: dict[int, Waiting] = {}  # not yet ready
@@ -128,10 +129,12 @@ class Batcher:
 
     def admit(self, now_s: float, terms: Terms = ANY_TIME) -> Accept | Refuse:
         """Take a request into the queue, or refuse it at once."""
-        now_s = self._advance(now_s)
+        now_s, deadline_s = self._time.advance(now_s), terms.deadline_s
         if self._closed:
             return Refuse("the server is closing", None)
-        if terms.deadline_s is not None and terms.deadline_s <= now_s:
+        if deadline_s is not None:
+            deadline_s += self._time.ahead_s
+        if deadline_s is not None and deadline_s <= now_s:
             return Refuse("its deadline has passed", None)
         displaced: tuple[int, ...] = ()
         if self.queued >= self.limits.queue:
@@ -141,7 +144,7 @@ class Batcher:
                 return Refuse(reason, self.retry_s())
             self.withdraw(victim)
             displaced = (victim,)
-        item = Waiting(self._tickets, now_s, terms, rank=int(terms.priority))
+        item = Waiting(self._tickets, now_s, terms, deadline_s, rank=int(terms.priority))
         self._tickets += 1
         self._admitted[item.ticket] = item
         self._holdings.add(item)
@@ -153,7 +156,7 @@ class Batcher:
         Raises:
             KeyError: If the ticket is not waiting to become ready.
         """
-        now_s = self._advance(now_s)
+        now_s = self._time.advance(now_s)
         item = self._admitted.pop(ticket)
         item.tokens = tokens = max(int(tokens), 1)
         item.tag = self._clocks[item.rank].tag(item.terms.tenant, tokens)
@@ -163,7 +166,7 @@ class Batcher:
         )
         if item.rank:
             self._ageing.append((item.admitted_s, ticket))
-        if item.terms.deadline_s is not None:
+        if item.deadline_s is not None:
             heapq.heappush(self._latest, (self._latest_start_s(item), ticket))
         self._gaps.observe(now_s)
 
@@ -184,7 +187,7 @@ class Batcher:
         Raises:
             KeyError: If that batch is not running.
         """
-        now_s = self._advance(now_s)
+        now_s = self._time.advance(now_s)
         run = self._running.pop(batch)
         if not failed:
             self.cost.observe(run.size * run.longest, now_s - run.start_s)
@@ -224,8 +227,8 @@ class Batcher:
 
     def decide(self, now_s: float) -> Dispatch | Wait:
         """Return the batch that must run now, or how long nothing needs to run."""
-        now_s = self._advance(now_s)
-        self.expire(now_s)
+        now_s = self._time.advance(now_s)
+        self._expire(now_s)
         if not self._line.by_ticket or self.free_lanes < 1:
             return Wait(None)
         self._age(now_s)
@@ -236,7 +239,7 @@ class Batcher:
         line = self._line.head(int(_REACH * room_for(limits, anchor.tokens)) + 1, anchor)
         choice = choose(line, anchor, limits, call)
         chosen = members(line, anchor, choice)
-        kept = keep_deadlines(chosen, anchor, self.model, now_s)
+        kept = keep_deadlines(chosen, anchor, self.model, now_s, limits.max_padding)
         full = choice.size >= choice.room or len(kept) < len(chosen)
         verdict = self._reason_to_go(kept, full, now_s)
         if isinstance(verdict, Wait):
@@ -245,10 +248,16 @@ class Batcher:
 
     def expire(self, now_s: float) -> None:
         """Give up what would miss its deadline if it ran alone now; ``take_shed`` tells."""
-        now_s = self._advance(now_s)
-        while self._latest and self._latest[0][0] < now_s:
-            _, ticket = heapq.heappop(self._latest)
+        self._expire(self._time.advance(now_s))
+
+    def _expire(self, now_s: float) -> None:
+        """Give up what is too late, and forget what has gone meanwhile."""
+        while self._latest:
+            latest_s, ticket = self._latest[0]
             item = self._line.by_ticket.get(ticket)
+            if item is not None and latest_s >= now_s:
+                return
+            heapq.heappop(self._latest)
             if item is None:
                 continue
             latest_s = self._latest_start_s(item)  # the model may have learnt since
@@ -264,21 +273,20 @@ class Batcher:
         wait_s = self.limits.max_wait_s if batch_s is None else batch_s / self.limits.lanes
         return max(wait_s, _LEAST_RETRY_S)
 
-    def _advance(self, now_s: float) -> float:
-        """Return the time, which never runs backwards here."""
-        self._now_s = max(self._now_s, now_s)
-        return self._now_s
-
     def _latest_start_s(self, item: Waiting) -> float:
-        assert item.terms.deadline_s is not None
-        return item.terms.deadline_s - self.model.predict(1, item.tokens)
+        assert item.deadline_s is not None
+        return item.deadline_s - self.model.predict(1, item.tokens)
 
     def _age(self, now_s: float) -> None:
         """Let what waited long enough count as interactive, as if it had come now."""
-        while self._ageing and now_s - self._ageing[0][0] >= self.limits.ageing_s:
-            _, ticket = self._ageing.popleft()
-            if ticket in self._line.by_ticket:
-                item = self._line.remove(ticket)
+        while self._ageing:
+            admitted_s, ticket = self._ageing[0]
+            item = self._line.by_ticket.get(ticket)
+            if item is not None and now_s - admitted_s < self.limits.ageing_s:
+                return
+            self._ageing.popleft()
+            if item is not None:
+                self._line.remove(ticket)
                 self._clocks[item.rank].refund(item.terms.tenant, item.tokens)
                 item.rank = int(Priority.INTERACTIVE)
                 item.tag = self._clocks[item.rank].tag(item.terms.tenant, item.tokens)
@@ -321,11 +329,23 @@ class Batcher:
         if len(self._line) > len(chosen):
             return Reason.CONTENDED
         until_s = self._gaps.worth_waiting_until(now_s, self.cost.overhead_s)
-        if self._latest and until_s is not None:
-            until_s = min(until_s, self._latest[0][0])
-        if until_s is None or until_s <= now_s:
+        if until_s is None or until_s <= now_s or self._would_be_late(chosen, until_s):
             return Reason.NO_GAIN
-        return Wait(min(until_s, due_s))
+        return self._wait(min(until_s, due_s))
+
+    def _would_be_late(self, chosen: list[Waiting], start_s: float) -> bool:
+        """Whether a batch with one request more, begun then, would miss a deadline in it."""
+        first_s = min(
+            (one.deadline_s for one in chosen if one.deadline_s is not None), default=None
+        )
+        if first_s is None:
+            return False
+        longest = max(one.tokens for one in chosen)
+        return start_s + self.model.predict(len(chosen) + 1, longest) >= first_s
+
+    def _wait(self, until_s: float) -> Wait:
+        """Return a wait, in the caller's time."""
+        return Wait(until_s - self._time.ahead_s)
 
     def _decide_fixed(self, size: int, now_s: float) -> Dispatch | Wait:
         """Return a batch of ``size`` in order of the line, or wait for it to fill."""
@@ -338,7 +358,7 @@ class Batcher:
         elif now_s >= due_s:
             reason = Reason.OVERDUE
         else:
-            return Wait(due_s)
+            return self._wait(due_s)
         return self._dispatch(chosen[0], chosen, reason, now_s)
 
     def _dispatch(

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from qbench.errors import MeasurementError
+from qbench.serving.clock import Clock
 from qbench.serving.request import Encode, Encoded, token_count
-from qbench.serving.running import Clock
 
 _AT_ONCE = 64
 

@@ -10,10 +10,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+from qbench.serving.clock import Clock
 from qbench.serving.cost import BatchCost
 from qbench.serving.decisions import Dispatch
 from qbench.serving.request import Answer, Done, Encoded, Pad, Run, Times
-from qbench.serving.running import Clock, Outcome
+from qbench.serving.running import Outcome
 
 _LOG = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ class LoopOptions:
             used again by default.
         pads: Makes the padder of each lane, with buffers of its own; ``Work.pad`` by default.
         model: What batches cost, as far as it is known.
-        clock: A monotonic clock, seconds.
+        clock: A clock, seconds; where it steps back, time goes on at its pace.
     """
 
     encoders: int = 1

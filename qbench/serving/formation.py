@@ -10,6 +10,8 @@ from qbench.serving.cost import BatchCost
 from qbench.serving.decisions import BatchLimits
 from qbench.serving.waiting import Line, Waiting
 
+_ROUNDING = 1e-9
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -125,24 +127,28 @@ def members(line: Line, anchor: Waiting, choice: Choice) -> list[Waiting]:
 
 
 def keep_deadlines(
-    chosen: list[Waiting], anchor: Waiting, cost: BatchCost, now_s: float
+    chosen: list[Waiting], anchor: Waiting, cost: BatchCost, now_s: float, max_padding: float
 ) -> list[Waiting]:
     """Return as much of a batch as ends before the first deadline in it.
 
-    Requests leave from the end until what is left is quick enough; the anchor stays.
+    Those leave that are longest, down to the anchor's length, and then those that are shortest,
+    until what is left is quick enough and its padding is still allowed; the anchor stays.
     """
-    if not cost.known or all(item.terms.deadline_s is None for item in chosen):
+    if not cost.known or all(item.deadline_s is None for item in chosen):
         return chosen
-    kept = list(chosen)
+    kept = sorted(chosen, key=lambda item: item.tokens)
     while len(kept) > 1:
-        first = min(
-            (item.terms.deadline_s for item in kept if item.terms.deadline_s is not None),
-            default=None,
-        )
-        end_s = now_s + cost.predict(len(kept), max(item.tokens for item in kept))
-        if first is None or end_s <= first:
+        longest = kept[-1].tokens
+        first = min((item.deadline_s for item in kept if item.deadline_s is not None), default=None)
+        quick = first is None or now_s + cost.predict(len(kept), longest) <= first
+        padded = longest * len(kept)
+        padding = padded - sum(item.tokens for item in kept)
+        if quick and padding <= max_padding * padded + _ROUNDING:
             return kept
-        kept.pop(max(range(1, len(kept)), key=lambda k: kept[k].tokens))
+        if longest > anchor.tokens:
+            del kept[-1]
+        else:
+            del kept[1 if kept[0] is anchor else 0]
     return kept
 
 

@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from qbench.serving.batcher import Batcher
+from qbench.serving.clock import steady
 from qbench.serving.cost import BatchCost
 from qbench.serving.decisions import (
     ANY_TIME,
@@ -66,7 +67,7 @@ class ServingLoop:
             options: What else it may do.
         """
         self._work, self._options = work, options or LoopOptions()
-        self._clock = self._options.clock
+        self._clock = steady(self._options.clock)
         self.batcher = Batcher(replace(limits, lanes=len(lanes)), self._options.model)
         self.dispatches: dict[str, int] = {}  # batches by the reason why they went
         self.counts: Counter[str] = Counter()  # requests by what became of them

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from qbench.errors import MeasurementError
+from qbench.serving.clock import Clock
 from qbench.serving.failures import NotANumberError
 from qbench.serving.request import Encoded, Run, Work
-
-Clock: TypeAlias = Callable[[], float]
 
 
 @dataclass(slots=True)

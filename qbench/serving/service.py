@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from qbench.errors import InputError
+from qbench.serving.clock import steady
 from qbench.serving.decisions import BatchLimits, Priority, Refuse, Terms
 from qbench.serving.estimator import Demand
 from qbench.serving.failures import CancelledError, ClosedError, RefusedError
@@ -166,7 +167,8 @@ class Service:
             gates: Circuit breaker, memory gate and fallback.
         """
         self._gates, options = gates or Gates(), options or LoopOptions()
-        self._clock = options.clock
+        self._clock = steady(options.clock)
+        options = replace(options, clock=self._clock)
         self._lock = threading.Lock()
         self._breaker = Breaker(self._gates.rules())
         self._memory_gate = MemoryGate(self._gates.memory)

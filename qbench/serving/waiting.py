@@ -21,6 +21,7 @@ class Waiting:
         ticket: Its name.
         admitted_s: When it came.
         terms: Tenant, class and deadline.
+        deadline_s: Its deadline in steady time, or ``None``.
         tokens: Its tokens; 0 until it is ready.
         rank: The class that it counts as; ageing lowers it.
         tag: Its virtual time: the fair order within a rank.
@@ -29,6 +30,7 @@ class Waiting:
     ticket: int
     admitted_s: float
     terms: Terms
+    deadline_s: float | None = None
     tokens: int = 0
     rank: int = 0
     tag: float = 0.0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from serving_sim import play, poisson
 
-from qbench.serving.batcher import Accept, Batcher, BatchLimits, Dispatch, Refuse, Terms
+from qbench.serving.batcher import Accept, Batcher, BatchLimits, Dispatch, Priority, Refuse, Terms
 from qbench.serving.cost import BatchCost, Point
 
 
@@ -66,6 +66,61 @@ def test_a_batch_is_kept_small_enough_for_the_first_deadline_in_it():
     assert tight in decision.tickets
     assert 2 <= len(decision.tickets) < 8
     assert cost_s(len(decision.tickets), 16) <= 0.0062
+
+
+def taught(**limits) -> tuple[Batcher, float]:
+    """Return a batcher that knows costs and has just seen arrivals every 0.1 ms."""
+    batcher, now_s = Batcher(BatchLimits(max_wait_s=0.05, **limits), knowing()), 0.0
+    for index in range(16):
+        offer(batcher, 4 + 8 * (index % 4), None, now_s)
+        decision = batcher.decide(now_s)
+        batcher.complete(decision.batch, now_s + cost_s(1, decision.longest))
+        now_s += 10.0
+    for _ in range(60):
+        batcher.withdraw(offer(batcher, 10, None, now_s))
+        now_s += 1e-4
+    return batcher, now_s
+
+
+def test_no_wait_for_more_makes_a_request_miss_its_deadline():
+    batcher, now_s = taught()
+    offer(batcher, 10, None, now_s)
+    assert not isinstance(batcher.decide(now_s), Dispatch), "waiting pays"
+    batcher, now_s = taught()
+    tight = offer(batcher, 10, now_s + cost_s(2, 10) + 5e-5, now_s)
+    decision = batcher.decide(now_s)
+    assert isinstance(decision, Dispatch) and decision.tickets == (tight,)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_batches_that_are_cut_for_a_deadline_keep_to_the_padding(seed):
+    rng = np.random.default_rng(seed)
+    asked = poisson(2500, 1.0, rng)
+    for one in asked[::2]:
+        one.deadline_s = one.at_s + float(rng.exponential(0.03))
+    batcher = Batcher(BatchLimits(token_budget=256, lanes=2, queue=200), knowing())
+    formed, decide = [], batcher.decide
+
+    def noting(now_s):
+        decision = decide(now_s)
+        if isinstance(decision, Dispatch):
+            formed.append(decision)
+        return decision
+
+    batcher.decide = noting
+    play(batcher, asked, cost_s)
+    assert sum(len(one.tickets) > 1 for one in formed) > 100
+    assert all(1 - one.tokens / one.padded_tokens <= 0.2 + 1e-9 for one in formed)
+
+
+def test_what_has_left_is_not_remembered_however_far_its_deadline_or_its_ageing():
+    batcher = Batcher(BatchLimits(ageing_s=1e9), knowing())
+    for index in range(500):
+        now_s = index * 0.01
+        answer = batcher.admit(now_s, Terms("", Priority.BATCH, now_s + 1e9))
+        batcher.ready(answer.ticket, 8, now_s)
+        batcher.complete(batcher.decide(now_s).batch, now_s + 0.002)
+    assert len(batcher._latest) < 3 and len(batcher._ageing) < 3
 
 
 def test_under_overload_what_is_answered_is_answered_in_time_and_the_rest_is_shed():
