@@ -187,8 +187,18 @@ class Breaker:
             self.tick(now_s)
             self._refused += 1
 
+    def shed(self, route: Route, waited_ms: float, now_s: float) -> None:
+        """Note that a request was given up for its deadline: the engine did not fail it.
+
+        How long it waited counts as its latency; a probe that never ran tells nothing.
+        """
+        if route is Route.PROBE:
+            self.withdrawn(route)
+        else:
+            self.answered(route, waited_ms, False, now_s)
+
     def withdrawn(self, route: Route) -> None:
-        """Note that a caller took a request back: a probe's place is free again."""
+        """Note that a request never came to the engine: a probe's place is free again."""
         if route is Route.PROBE and self.state is BreakerState.HALF_OPEN:
             self._sent = max(self._sent - 1, self._good)
 

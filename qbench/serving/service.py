@@ -14,21 +14,19 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from qbench.errors import InputError
 from qbench.serving.clock import steady
 from qbench.serving.decisions import BatchLimits, Priority, Refuse, Terms
 from qbench.serving.estimator import Demand
-from qbench.serving.failures import CancelledError, ClosedError, RefusedError
+from qbench.serving.failures import HungError, RefusedError, ShedError
 from qbench.serving.flights import LoopOptions, settle
 from qbench.serving.gates import (
     Breaker,
     BreakerRules,
-    BreakerState,
     MemoryGate,
     MemoryRules,
     Route,
@@ -36,12 +34,11 @@ from qbench.serving.gates import (
 )
 from qbench.serving.loop import ServingLoop
 from qbench.serving.memory import MemoryUse
-from qbench.serving.percentiles import Histogram
 from qbench.serving.request import Answer, Run, Work
 from qbench.serving.resizing import Resizer
+from qbench.serving.tally import STAGES, ServiceStats, Tally, sum_counts
 
 _LOG = logging.getLogger(__name__)
-_STAGES = ("queue", "preprocess", "formation", "inference", "postprocess")
 _TICK_S = 0.25
 _SIZE_TICKS = 20  # the token budget is looked at every 5 s
 _KEPT_TRANSITIONS = 256
@@ -97,55 +94,6 @@ class Gates:
         return BreakerRules() if instead else BreakerRules(refused_share=1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceStats:
-    """What a service did since it began; a snapshot.
-
-    Attributes:
-        counts: Requests by what became of them: ``accepted``, ``answered``, ``refused``,
-            ``shed``, ``displaced``, ``cancelled``, ``failed``, ``hung``, ``closed``,
-            ``fallback``, ``default``; beside them ``reruns`` of parts of batches and
-            ``replaced_lanes``.
-        queued: Requests in no batch yet.
-        lanes: Lanes.
-        busy_lanes: Lanes that run a batch.
-        dispatches: Batches by the reason why they went.
-        batch_sizes: Batches by their size.
-        tokens: Tokens computed, without and with padding.
-        stage_s: Seconds by stage, summed over answered requests.
-        latency: Latencies of answered requests, from submission to answer.
-        breaker: State of the circuit breaker.
-        batch_scale: Share of the batch limit that the memory gate allows.
-        transitions: Changes of gates by ``gate:after``.
-        memory: The last measurement, or ``None``.
-    """
-
-    counts: Mapping[str, int]
-    queued: int
-    lanes: int
-    busy_lanes: int
-    dispatches: Mapping[str, int]
-    batch_sizes: Mapping[int, float]
-    tokens: tuple[int, int]
-    stage_s: Mapping[str, float]
-    latency: Histogram
-    breaker: BreakerState
-    batch_scale: float
-    transitions: Mapping[str, int]
-    memory: MemoryUse | None
-
-
-@dataclass(slots=True)
-class _Tally:
-    """Sums over answers; the service's lock guards it."""
-
-    latency: Histogram = field(default_factory=Histogram)
-    stage_s: list[float] = field(default_factory=lambda: [0.0] * len(_STAGES))
-    batch_sizes: dict[int, float] = field(default_factory=dict)
-    tokens: int = 0
-    padded_tokens: float = 0.0
-
-
 class Service:
     """Serves one engine to many callers; safe to call from any thread."""
 
@@ -173,7 +121,7 @@ class Service:
         self._breaker = Breaker(self._gates.rules())
         self._memory_gate = MemoryGate(self._gates.memory)
         self._memory: MemoryUse | None = None
-        self._tally, self._extra = _Tally(), Counter[str]()
+        self._tally, self._extra = Tally(), Counter[str]()
         self._moves: Counter[str] = Counter()
         self._resizer = Resizer()
         self.transitions: deque[Transition] = deque(maxlen=_KEPT_TRANSITIONS)
@@ -212,7 +160,7 @@ class Service:
             return future
 
         def done(answer: Answer) -> None:
-            self._take(route, answer)
+            self._take(route, answer, now_s)
             settle(future, answer)
 
         terms = _terms(request, now_s)
@@ -240,6 +188,7 @@ class Service:
         if self._fallback is not None:
             served = self._fallback.drain(limit_s) and served
         self._ended.set()
+        self._note([])
         return served
 
     @property
@@ -258,14 +207,14 @@ class Service:
         with self._lock:
             tally = self._tally
             return ServiceStats(
-                counts={**self.loop.counts, **self._extra},
+                counts=sum_counts(self.loop.counts, self._extra),
                 queued=batcher.queued,
                 lanes=batcher.limits.lanes,
                 busy_lanes=batcher.limits.lanes - batcher.free_lanes,
                 dispatches=dict(self.loop.dispatches),
                 batch_sizes={size: round(n) for size, n in sorted(tally.batch_sizes.items())},
                 tokens=(tally.tokens, round(tally.padded_tokens)),
-                stage_s=dict(zip(_STAGES, tally.stage_s, strict=True)),
+                stage_s=dict(zip(STAGES, tally.stage_s, strict=True)),
                 latency=tally.latency.copy(),
                 breaker=self._breaker.state,
                 batch_scale=self._memory_gate.scale,
@@ -275,25 +224,26 @@ class Service:
 
     # --- what becomes of a request ------------------------------------------------------------
 
-    def _take(self, route: Route, answer: Answer) -> None:
+    def _take(self, route: Route, answer: Answer, submitted_s: float) -> None:
         """Count an answer and tell the breaker."""
-        now_s, times, tally = self._clock(), answer.times, self._tally
+        now_s = self._clock()
         with self._lock:
-            if isinstance(answer.error, (CancelledError, ClosedError)):
-                self._breaker.withdrawn(route)
-            else:
-                latency_ms = 0.0 if times is None else times.total_s * 1e3
-                failed = answer.error is not None and not isinstance(answer.error, InputError)
-                self._breaker.answered(route, latency_ms, failed, now_s)
-            if times is None or answer.error is not None:
-                return
-            tally.latency.record(times.total_s)
-            for index, seconds in enumerate(times.stages_s):
-                tally.stage_s[index] += seconds
-            size, part = answer.batch_size, 1 / answer.batch_size
-            tally.batch_sizes[size] = tally.batch_sizes.get(size, 0.0) + part
-            tally.tokens += answer.tokens
-            tally.padded_tokens += answer.padded_tokens * part
+            self._tell_breaker(route, answer, (submitted_s, now_s))
+            if answer.times is not None and answer.error is None:
+                self._tally.add(answer, answer.times)
+
+    def _tell_breaker(self, route: Route, answer: Answer, span_s: tuple[float, float]) -> None:
+        """Tell the breaker of an answer: only what ran, or hung, can have failed in the engine."""
+        error, (submitted_s, now_s), breaker = answer.error, span_s, self._breaker
+        waited_ms = (now_s - submitted_s) * 1e3
+        if error is None or answer.times is not None or isinstance(error, HungError):
+            breaker.answered(route, waited_ms, error is not None, now_s)
+        elif isinstance(error, ShedError) and error.retry_after_s is not None:
+            breaker.refused(route, now_s)  # its place in a full queue went to another
+        elif isinstance(error, ShedError):
+            breaker.shed(route, waited_ms, now_s)
+        else:  # taken back, not encodable, or the end
+            breaker.withdrawn(route)
 
     def _refuse(self, route: Route, refusal: Refuse, future: Future[Answer]) -> None:
         now_s = self._clock()
@@ -374,13 +324,19 @@ class Service:
                 if change is not None:
                     changes.append(change)
             self._breaker.tick(now_s)
+        if changes:
+            for loop in (self.loop, *([self._fallback] if self._fallback is not None else [])):
+                loop.hold(self._memory_gate.scale)
+        self._note(changes)
+
+    def _note(self, changes: list[Transition]) -> None:
+        """Count and log changes, the breaker's since the last time among them."""
+        with self._lock:
             changes += self._breaker.take_changes()
             for change in changes:
                 self._moves[f"{change.gate}:{change.after}"] += 1
                 self.transitions.append(change)
         for change in changes:
-            if change.gate == "memory":
-                self.loop.hold(self._memory_gate.scale)
             _LOG.warning(
                 "%s: %s -> %s (%s)", change.gate, change.before, change.after, change.reason
             )

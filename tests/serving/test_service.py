@@ -133,6 +133,89 @@ def test_overload_alone_opens_no_breaker_where_nothing_could_answer_instead():
     assert ends == [None] * 3
 
 
+WINDOW = BreakerRules(refused_share=1.0, window_s=0.1, least=5, open_s=0.2, probes=1)
+
+
+def after_a_window(service: Service) -> BreakerState:
+    time.sleep(0.12)
+    service.look()
+    return service.stats().breaker
+
+
+def test_deadlines_that_cannot_be_kept_are_no_failures_of_the_engine():
+    """One tenant's hopeless deadlines would else close the engine to all others."""
+    limits = BatchLimits(max_batch=1)
+    with Service([Summing(0.02)], WORK, limits, gates=Gates(breaker=WINDOW)) as service:
+        for _ in range(6):
+            service.submit(Request("abc")).result(10)
+        assert after_a_window(service) is BreakerState.CLOSED
+        ends = [service.submit(Request("abc", timeout_s=0.03)) for _ in range(60)]
+        assert sum(one.exception(10) is not None for one in ends) > 40
+        assert after_a_window(service) is BreakerState.CLOSED
+
+
+def test_texts_that_cannot_be_encoded_are_no_failures_of_the_engine():
+    def picky(group):
+        if any("z" in text for text in group):
+            raise UnicodeError("no z please")
+        return encode(group)
+
+    with Service(
+        [Summing()], Work(pad, picky), gates=Gates(breaker=WINDOW), limits=BatchLimits()
+    ) as service:
+        ends = [service.submit(Request("abz")) for _ in range(20)]
+        assert all(isinstance(one.exception(10), UnicodeError) for one in ends)
+        assert after_a_window(service) is BreakerState.CLOSED
+
+
+def test_a_request_that_waited_long_for_nothing_counts_as_slow():
+    rules = BreakerRules(p99_ms=20.0, window_s=0.1, least=5, open_s=9.0)
+    limits = BatchLimits(max_batch=1)
+    gates = Gates(breaker=rules, default=-1.0)
+    with Service([Summing(0.015)], WORK, limits, LoopOptions(hang_s=5.0), gates) as service:
+        for _ in range(6):
+            service.submit(Request("abc")).result(10)
+        assert after_a_window(service) is BreakerState.CLOSED
+        for one in [service.submit(Request("abc", timeout_s=0.06)) for _ in range(60)]:
+            one.exception(10)
+        assert after_a_window(service) is BreakerState.OPEN
+
+
+def test_a_change_just_before_the_end_is_counted_too():
+    def broken(feeds):
+        raise OSError("device lost")
+
+    service = Service([broken], WORK, gates=Gates(breaker=WINDOW), limits=BatchLimits())
+    for _ in range(10):
+        service.submit(Request("ab")).exception(10)
+    time.sleep(0.12)
+    service.submit(Request("ab")).exception(10)
+    service.drain()
+    stats = service.stats()
+    assert stats.breaker is BreakerState.OPEN and stats.transitions == {"breaker:open": 1}
+    assert [one.after for one in service.transitions] == ["open"]
+
+
+def test_refusals_of_the_fallback_are_counted_beside_those_of_the_engine():
+    slow, jammed = Summing(0.03), Summing()
+    jammed.gate.clear()
+    gates = Gates(breaker=BREAKER, fallback=[jammed])
+    limits = BatchLimits(queue=2, max_batch=1)
+    with Service([slow], WORK, limits, gates=gates) as service:
+        for _ in range(30):
+            service.submit(Request("abc"))
+        before = service.stats().counts["refused"]
+        assert before > 10
+        until_s = time.perf_counter() + 5
+        while service.stats().counts.get("fallback", 0) < 3 and time.perf_counter() < until_s:
+            service.submit(Request("abc"))
+            time.sleep(0.01)
+        for _ in range(5):
+            service.submit(Request("abc"))
+        assert service.stats().counts["refused"] > before
+        jammed.gate.set()
+
+
 def test_short_memory_halves_the_batch_limit_and_more_restores_it(caplog):
     use = [MemoryUse(95, 100, "given")]
     gates = Gates(memory=MemoryRules(settle_s=0.0, hold_s=0.0), read_memory=lambda: use[0])

@@ -7,7 +7,7 @@ from typing import Any
 
 from qbench import __version__
 from qbench.serving.server.contract import Contract, Tensor
-from qbench.serving.service import ServiceStats
+from qbench.serving.tally import ServiceStats
 
 VERSION = "1"
 _EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics", "schedule_policy"]
