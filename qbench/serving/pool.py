@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from qbench.errors import MeasurementError
 from qbench.runtime.ort import Session
 from qbench.serving.request import Encoded, Feeds, Pad
 
@@ -173,7 +174,8 @@ class BoundRun:
     """Runs an ONNX Runtime session with its outputs in a lane's own buffers.
 
     What it returns lasts until the next call: a decoder must copy. Outputs whose sizes do not
-    follow from the inputs' are left to the runtime.
+    follow from the inputs', by the names of their dimensions, are left to the runtime; so are
+    those whose names said so and were wrong, from the first time on that they were.
     """
 
     def __init__(self, session: Session) -> None:
@@ -183,18 +185,37 @@ class BoundRun:
         self.buffers = Buffers(page_locked=self._cuda)
         self._inputs = {one.name: tuple(one.shape) for one in session.inputs}
         self._outputs = [(one.name, tuple(one.shape), one.type) for one in self._raw.get_outputs()]
+        self._misnamed: set[str] = set()
+        self._expected: dict[str, tuple[int, ...]] = {}
         self._binding = self._raw.io_binding()
 
     def __call__(self, feeds: Feeds) -> dict[str, np.ndarray]:
-        """Run once."""
+        """Run once.
+
+        Raises:
+            MeasurementError: If the runtime refuses; the message is the runtime's own.
+        """
+        try:
+            return self._run(feeds)
+        except MeasurementError:
+            found = self._session.run(feeds)  # which tells better why, if it was the request
+            wrong = {n for n, shape in self._expected.items() if found[n].shape != shape}
+            if not wrong:
+                raise
+            self._misnamed |= wrong
+            return found
+
+    def _run(self, feeds: Feeds) -> dict[str, np.ndarray]:
         binding = self._binding
-        sizes: dict[Any, int] = {}
+        sizes: dict[str, int] = {}
+        self._expected.clear()
         binding.clear_binding_inputs()
         binding.clear_binding_outputs()
         for name, dims in self._inputs.items():
             array = np.ascontiguousarray(feeds[name])
             binding.bind_cpu_input(name, array)
-            sizes |= {dim: size for dim, size in zip(dims, array.shape, strict=True)}
+            pairs = zip(dims, array.shape, strict=True)
+            sizes |= {dim: size for dim, size in pairs if isinstance(dim, str)}
         found: dict[str, np.ndarray | None] = {}
         for name, dims, kind in self._outputs:
             found[name] = self._bind_output(name, dims, kind, sizes)
@@ -205,14 +226,15 @@ class BoundRun:
         }
 
     def _bind_output(
-        self, name: str, dims: tuple[Any, ...], kind: str, sizes: dict[Any, int]
+        self, name: str, dims: tuple[Any, ...], kind: str, sizes: dict[str, int]
     ) -> np.ndarray | None:
         dtype = _DTYPES.get(kind)
         shape = tuple(dim if isinstance(dim, int) else sizes.get(dim) for dim in dims)
-        if dtype is None or None in shape or not shape:
+        if dtype is None or None in shape or not shape or name in self._misnamed:
             self._binding.bind_output(name, "cpu")
             return None
         array = self.buffers.take(name, tuple(int(size or 0) for size in shape), np.dtype(dtype))
+        self._expected[name] = array.shape
         self._binding.bind_output(name, "cpu", 0, dtype, array.shape, array.ctypes.data)
         return array
 

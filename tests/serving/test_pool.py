@@ -144,6 +144,34 @@ def test_a_bound_session_answers_as_a_plain_one_in_buffers_that_it_keeps(session
     assert bound.buffers.allocations == before
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("float[?, ?, 4] x", "float[?, ?, 4] y"),  # dimensions without names
+        ("float[batch, length, 4] x", "float[batch, length, 4] y"),  # a name that is wrong
+    ],
+)
+def test_dimensions_whose_names_tell_nothing_or_wrongly_are_left_to_the_runtime(
+    given, told, tmp_path
+):
+    text = f"""
+    <ir_version: 10, opset_import: ["" : 21]>
+    halves ({given}) => ({told}) {{
+       starts = Constant <value_ints: ints = [0]> ()
+       ends = Constant <value_ints: ints = [99]> ()
+       axes = Constant <value_ints: ints = [1]> ()
+       steps = Constant <value_ints: ints = [2]> ()
+       y = Slice (x, starts, ends, axes, steps)
+    }}
+    """
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "x.onnx")
+    with open_session(tmp_path / "x.onnx", SessionSettings(threads=1)) as session:
+        bound = BoundRun(session)
+        for rows, length in ((2, 6), (3, 1), (1, 7), (4, 4)):
+            x = np.random.default_rng(length).normal(size=(rows, length, 4)).astype(np.float32)
+            np.testing.assert_array_equal(bound({"x": x})["y"], x[:, ::2])
+
+
 def test_a_bound_session_refuses_bad_feeds_with_the_runtime_s_words(session):
     from qbench.errors import MeasurementError
 
