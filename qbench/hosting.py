@@ -139,7 +139,7 @@ def describe(servable: Servable, options: HostOptions | None = None) -> tuple[En
         ConfigError: If the longest request that was asked for is more than it takes.
     """
     from qbench.serving.server.bounds import index_bounds
-    from qbench.serving.server.contract import find_contract
+    from qbench.serving.server.trying import find_contract
 
     bounds = index_bounds(servable.graph())
     engine = servable.engine()
@@ -229,8 +229,12 @@ def _workload(
 
 def _made(servable: Servable, contract: Contract) -> list[Encoded]:
     """Return random requests of the lengths that the run saw, or of usual ones."""
+    from qbench.serving.server.contract import Merging
+
     if contract.longest is None:
         return [contract.sample(contract.fixed_length or 1, seed) for seed in range(4)]
+    if contract.merging is Merging.ALONE:  # sizes between may not run, as of images
+        return [contract.sample(length) for length in (contract.shortest, contract.longest)]
     known = [length for length in servable.lengths if length <= contract.longest]
     usual = [length for length in _LENGTHS if length <= contract.longest] or [contract.longest]
     lengths = _spread(sorted(known)) or usual

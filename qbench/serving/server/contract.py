@@ -1,17 +1,15 @@
-"""What an engine takes and gives, as a server must know it: found from its graph, then tried."""
+"""What an engine takes and gives, as a server must know it; ``trying`` finds it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from qbench.errors import MeasurementError, ModelError
-from qbench.runtime.ort import Session
 from qbench.serving.request import Encoded, Feeds
 
 #: Datatypes of the Open Inference Protocol by NumPy's names.
@@ -31,8 +29,6 @@ DATATYPES = {
 }
 _ALIASES = {"input_mask": "attention_mask", "segment_ids": "token_type_ids"}
 _MASK = "attention_mask"
-_TRIED = 512
-_SHORT = 3
 
 
 class Merging(StrEnum):
@@ -91,6 +87,7 @@ class Contract:
         merging: How requests may share a batch.
         one_row: Whether a batch can only be one row.
         longest: Longest request in tokens; ``None`` where lengths are fixed.
+        shortest: A size of the free dimensions on which the engine ran.
         sequence_axes: Axes of an output's row that are as long as the request, by output.
         pad_id: Token id of padded positions.
     """
@@ -100,6 +97,7 @@ class Contract:
     merging: Merging
     one_row: bool = False
     longest: int | None = None
+    shortest: int = 1
     sequence_axes: Mapping[str, tuple[int, ...]] | None = None
     pad_id: int = 0
 
@@ -145,6 +143,8 @@ class Contract:
     def cut(self, row: Mapping[str, np.ndarray], length: int) -> dict[str, np.ndarray]:
         """Return a request's outputs without what belongs to padded positions."""
         found = dict(row)
+        if self.merging is not Merging.PADDED:
+            return found
         for name, axes in (self.sequence_axes or {}).items():
             for axis in axes:
                 found[name] = found[name].take(range(min(length, found[name].shape[axis])), axis)
@@ -164,167 +164,8 @@ class Contract:
             elif tensor.key == "position_ids":
                 array = np.broadcast_to(np.arange(shape[-1]), shape)
             else:
-                array = rng.integers(0, min(tensor.bound or 2, 1 << 30), size=shape)
+                most = min(tensor.bound or 2, 1 << 30)
+                # Low ids stand for no word: a graph that takes its padding from them skips those.
+                array = rng.integers(most // 2 if tensor.key == "input_ids" else 0, most, shape)
             found[tensor.key] = array.astype(tensor.dtype)
         return found
-
-
-def find_contract(
-    session: Session,
-    bounds: Mapping[str, int],
-    *,
-    longest: int | None = None,
-    pad_id: int = 0,
-    source: str = "the engine",
-) -> Contract:
-    """Return what an engine takes and gives, after running it on requests of several lengths.
-
-    Args:
-        session: The engine.
-        bounds: Rows of the table that an input looks up, by input.
-        longest: Longest request in tokens, if the engine runs on it; else the longest that it
-            runs on. ``None`` stands for 512.
-        pad_id: Token id of padded positions.
-        source: What the user gave, for messages.
-
-    Raises:
-        ModelError: If the graph has no batch dimension, a type that cannot be sent, or does
-            not run on requests of the shapes that it states.
-    """
-    one_row = _check_batch(session, source)
-    inputs = tuple(
-        Tensor(spec.name, spec.dtype, _dims(spec.shape), bounds.get(spec.name))
-        for spec in session.inputs
-    )
-    ordered = tuple(sorted(inputs, key=lambda one: (one.key != "input_ids", None not in one.dims)))
-    outputs = tuple(
-        Tensor(one.name, _output_dtype(one, source), _dims(tuple(one.shape)))
-        for one in session.raw.get_outputs()
-    )
-    contract = Contract(ordered, outputs, _merging(ordered, one_row), one_row, pad_id=pad_id)
-    return _tried(contract, session, longest, source)
-
-
-def _dims(shape: Sequence[Any]) -> tuple[int | None, ...]:
-    return tuple(size if isinstance(size, int) and size >= 0 else None for size in shape[1:])
-
-
-def _check_batch(session: Session, source: str) -> bool:
-    """Return whether a batch is one row; refuse a graph without a batch dimension."""
-    shapes = {spec.name: tuple(spec.shape) for spec in session.inputs}
-    for spec in session.inputs:
-        if spec.dtype not in DATATYPES:
-            raise ModelError(f"{source}: input {spec.name!r} is {spec.dtype}, which cannot be sent")
-        if not spec.shape:
-            raise ModelError(
-                f"{source}: input {spec.name!r} is a scalar: the graph has no batch dimension; "
-                "export it with one, as [batch, …]"
-            )
-    firsts = {shape[0] for shape in shapes.values()}
-    fixed = {size for size in firsts if isinstance(size, int)}
-    if fixed - {1} or (fixed and len(firsts) > 1):
-        told = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
-        raise ModelError(
-            f"{source}: the first dimension is no free batch ({told}); export it with a batch "
-            "dimension of free size"
-        )
-    return bool(fixed)
-
-
-def _output_dtype(output: Any, source: str) -> str:
-    kinds = {"tensor(float)": "float32", "tensor(double)": "float64"}
-    dtype = kinds.get(output.type, output.type.removeprefix("tensor(").removesuffix(")"))
-    if dtype not in DATATYPES:
-        raise ModelError(f"{source}: output {output.name!r} is {output.type}; it cannot be sent")
-    return str(dtype)
-
-
-def _merging(inputs: Sequence[Tensor], one_row: bool) -> Merging:
-    free = [tensor for tensor in inputs if None in tensor.dims]
-    if one_row:
-        return Merging.ALONE
-    if not free:
-        return Merging.EQUAL
-    lines = all(tensor.dims == (None,) for tensor in inputs)
-    if lines and any(tensor.is_mask for tensor in inputs):
-        return Merging.PADDED
-    leading = all(tensor.dims[0] is None and None not in tensor.dims[1:] for tensor in free)
-    return Merging.EQUAL if leading else Merging.ALONE
-
-
-def _tried(contract: Contract, session: Session, longest: int | None, source: str) -> Contract:
-    """Run the engine on requests and return the contract with what they showed."""
-    rows = 1 if contract.one_row else 2
-    free = any(None in tensor.dims for tensor in contract.inputs)
-    run = _runner(contract, session, rows)
-    if not free:
-        _run_or_explain(run, 1, source)
-        return replace(contract, sequence_axes={})
-    first = _run_or_explain(run, _SHORT, source)
-    limit = _longest(run, longest or _TRIED)
-    second = _run_or_explain(run, min(max(_SHORT + 2, 2), limit), source) if limit > 3 else first
-    axes: dict[str, tuple[int, ...]] = {}
-    for name, array in first.items():
-        other, found = second[name], []
-        for axis, (size, other_size) in enumerate(
-            zip(array.shape[1:], other.shape[1:], strict=True)
-        ):
-            if (size, other_size) == (_SHORT, min(max(_SHORT + 2, 2), limit)) and limit > 3:
-                found.append(axis)
-            elif size != other_size:
-                contract = replace(contract, merging=_stricter(contract.merging))
-        axes[name] = tuple(found)
-    return replace(contract, longest=limit, sequence_axes=axes)
-
-
-def _stricter(merging: Merging) -> Merging:
-    """Return the merging under which nothing is cut: an axis follows the length in its own way."""
-    return Merging.EQUAL if merging is Merging.PADDED else merging
-
-
-def _runner(
-    contract: Contract, session: Session, rows: int
-) -> Callable[[int], dict[str, np.ndarray]]:
-    def run(length: int) -> dict[str, np.ndarray]:
-        feeds = contract.pad([contract.sample(length, seed) for seed in range(rows)])
-        outputs = session.run(feeds)
-        for name, array in outputs.items():
-            if array.ndim < 1 or array.shape[0] != rows:
-                raise ModelError(
-                    f"output {name!r} has shape {list(array.shape)} for a batch of {rows}: the "
-                    "graph has no batch dimension there; export it with one"
-                )
-        return outputs
-
-    return run
-
-
-def _run_or_explain(
-    run: Callable[[int], dict[str, np.ndarray]], length: int, source: str
-) -> dict[str, np.ndarray]:
-    try:
-        return run(length)
-    except MeasurementError as error:
-        raise ModelError(
-            f"{source} does not run on requests of the shapes that its graph states: "
-            f"{' '.join(str(error).split())[:400]}"
-        ) from error
-
-
-def _longest(run: Callable[[int], dict[str, np.ndarray]], wanted: int) -> int:
-    """Return the longest request, up to the one wanted, that the engine runs on; by bisection."""
-    if wanted <= _SHORT or _runs(run, wanted):
-        return wanted
-    good, bad = _SHORT, wanted
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        good, bad = (middle, bad) if _runs(run, middle) else (good, middle)
-    return good
-
-
-def _runs(run: Callable[[int], dict[str, np.ndarray]], length: int) -> bool:
-    try:
-        run(length)
-    except MeasurementError:
-        return False
-    return True

@@ -43,12 +43,13 @@ def infer_body(
         served_by: What answered.
 
     Raises:
-        BadRequestError: If an output holds a number that JSON cannot carry.
+        BadRequestError: If an output holds a number that JSON cannot carry, or its shape differs
+            between the rows.
     """
     outputs: list[dict[str, Any]] = []
     tails: list[bytes] = []
     for name, binary in asked.outputs:
-        array = np.stack([row[name] for row in rows]) if len(rows) > 1 else rows[0][name][None]
+        array = _stacked(name, [row[name] for row in rows])
         told: dict[str, Any] = {
             "name": name,
             "datatype": DATATYPES[array.dtype.name],
@@ -65,6 +66,17 @@ def infer_body(
     if not tails:
         return Body(text)
     return Body(b"".join([text, *tails]), "application/octet-stream", len(text))
+
+
+def _stacked(name: str, rows: Sequence[np.ndarray]) -> np.ndarray:
+    """Return an output's rows as one array ``[rows, …]``."""
+    if len(rows) == 1:
+        return rows[0][None]
+    if any(row.shape != rows[0].shape for row in rows):
+        raise BadRequestError(
+            f"output {name!r} has another shape for each row; ask for one row at a time"
+        )
+    return np.stack(rows)
 
 
 def text_body(

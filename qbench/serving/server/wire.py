@@ -284,4 +284,4 @@ def _common_length(arrays: Mapping[str, np.ndarray], contract: Contract) -> int:
     if len(set(lengths.values())) > 1 and contract.merging is not Merging.ALONE:
         told = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise BadRequestError(f"inputs differ in length: {told}")
-    return next(iter(lengths.values()), 0)
+    return max(lengths.values(), default=0)

@@ -12,7 +12,8 @@ from qbench.errors import ModelError
 from qbench.graph.model import save_graph
 from qbench.runtime.ort import SessionSettings, open_session
 from qbench.serving.server.bounds import index_bounds
-from qbench.serving.server.contract import Contract, Merging, find_contract
+from qbench.serving.server.contract import Contract, Merging
+from qbench.serving.server.trying import find_contract
 from qbench.testing.graphs import Sketch, tiny_convnet, tiny_decoder, tiny_encoder
 
 
@@ -61,6 +62,79 @@ def test_two_free_dimensions_run_alone(tmp_path) -> None:
     x = s.input("x", ir.DataType.FLOAT, ("batch", 3, "height", "width"))
     found = contract_of(s.model(y=s.op("ReduceMean", x, s.ints(1, 2, 3), keepdims=0)), tmp_path)
     assert found.merging is Merging.ALONE
+
+
+def tokens_of(s: Sketch) -> tuple[ir.Value, ir.Value]:
+    """Return masked states [batch, sequence, 4] of token ids, and their mask."""
+    ids = s.input("input_ids", ir.DataType.INT64, ("batch", "sequence"))
+    mask = s.input("attention_mask", ir.DataType.INT64, ("batch", "sequence"))
+    counts = s.op("Unsqueeze", s.op("Cast", mask, to=ir.DataType.FLOAT), s.ints(-1))
+    return s.op("Mul", s.op("Gather", s.weight("words.weight", 50, 4), ids, axis=0), counts), ids
+
+
+def mean_over_padding_too() -> ir.Model:
+    s = Sketch(0)
+    states, _ = tokens_of(s)
+    return s.model(y=s.op("ReduceMean", states, s.ints(1), keepdims=0))
+
+
+def last_position() -> ir.Model:
+    s = Sketch(0)
+    states, _ = tokens_of(s)
+    last = s.op("Slice", states, s.ints(-1), s.ints(1 << 30), s.ints(1))
+    return s.model(y=s.op("Squeeze", last, s.ints(1)))
+
+
+def neighbouring_positions() -> ir.Model:
+    s = Sketch(0)
+    ids = s.input("input_ids", ir.DataType.INT64, ("batch", "sequence"))
+    mask = s.input("attention_mask", ir.DataType.INT64, ("batch", "sequence"))
+    counts = s.op("Unsqueeze", s.op("Cast", mask, to=ir.DataType.FLOAT), s.ints(1))
+    states = s.op("Gather", s.weight("words.weight", 50, 4), ids, axis=0)
+    turned = s.op("Transpose", states, perm=(0, 2, 1))
+    y = s.op("Conv", turned, s.weight("conv.weight", 4, 4, 3), pads=(1, 1))
+    scaled = s.op("Mul", y, counts)
+    return s.model(y=s.op("Transpose", scaled, perm=(0, 2, 1)))
+
+
+@pytest.mark.parametrize("make", [mean_over_padding_too, last_position, neighbouring_positions])
+def test_a_mask_is_not_believed_where_padding_changes_answers(make, tmp_path) -> None:
+    graph = make()
+    assert any(value.name == "attention_mask" for value in graph.graph.inputs)
+    assert contract_of(graph, tmp_path).merging is Merging.EQUAL
+
+
+def test_quantized_activations_are_no_reason_to_run_rows_apart(tmp_path) -> None:
+    quantization = pytest.importorskip("onnxruntime.quantization")
+    save_graph(tiny_encoder(), tmp_path / "x.onnx")
+    quantization.quantize_dynamic(tmp_path / "x.onnx", tmp_path / "q.onnx")
+    with open_session(tmp_path / "q.onnx", SessionSettings(threads=1)) as session:
+        assert find_contract(session, {"input_ids": 100}).merging is Merging.PADDED
+
+
+def test_rows_that_read_their_neighbours_run_alone(tmp_path) -> None:
+    s = Sketch(0)
+    x = s.input("x", ir.DataType.FLOAT, ("batch", 4))
+    graph = s.model(y=s.op("Sub", x, s.op("ReduceMean", x, s.ints(0), keepdims=1)))
+    assert contract_of(graph, tmp_path).merging is Merging.ALONE
+
+
+def test_inputs_that_may_differ_in_length_run_alone(tmp_path) -> None:
+    s = Sketch(0)
+    asked = s.input("asked", ir.DataType.FLOAT, ("batch", "asked", 4))
+    told = s.input("told", ir.DataType.FLOAT, ("batch", "told", 4))
+    y = s.op("MatMul", asked, s.op("Transpose", told, perm=(0, 2, 1)))
+    found = contract_of(s.model(y=y), tmp_path)
+    assert found.merging is Merging.ALONE
+    row = {"y": np.zeros((3, 7))}
+    assert found.cut(row, 3)["y"].shape == (3, 7)
+
+
+def test_images_larger_than_a_few_pixels_are_tried_too(tmp_path) -> None:
+    s = Sketch(0)
+    x = s.input("image", ir.DataType.FLOAT, ("batch", 3, "height", "width"))
+    found = contract_of(s.model(y=s.op("Conv", x, s.weight("w", 2, 3, 7, 7))), tmp_path)
+    assert (found.merging, found.shortest) == (Merging.ALONE, 8)
 
 
 def test_rows_that_are_one_number_are_taken(tmp_path) -> None:

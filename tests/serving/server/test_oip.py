@@ -7,10 +7,12 @@ import json
 import threading
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 from served import JSON, Served, request, serve_graph, tensor
 
-from qbench.testing.graphs import tiny_convnet, tiny_decoder, tiny_encoder
+from qbench.serving.opening import ServeSettings
+from qbench.testing.graphs import Sketch, tiny_convnet, tiny_decoder, tiny_encoder
 
 
 def test_json_in_json_out_is_what_the_engine_says(served: Served, direct) -> None:
@@ -179,6 +181,54 @@ def test_images_are_served_too(tmp_path) -> None:
         told["Content-Type"] = "application/octet-stream"
         status, _, answer = served.infer(head + raw.tobytes(), told)
         assert status == 400 and "finite" in answer["error"]
+
+
+def test_images_of_any_size_are_served_whole(tmp_path) -> None:
+    s = Sketch(0)
+    image = s.input("image", ir.DataType.FLOAT, ("batch", 3, "height", "width"))
+    graph = s.model(y=s.op("Conv", image, s.weight("w", 2, 3, 7, 7), pads=(3, 3, 3, 3)))
+    with serve_graph(graph, tmp_path, settings=ServeSettings(lanes=1), tokenizer=None) as served:
+        for size in ((8, 8), (20, 33)):
+            pixels = np.random.default_rng(0).normal(size=(2, 3, *size)).astype(np.float32)
+            item = {"name": "image", "shape": list(pixels.shape), "datatype": "FP32"}
+            asked = {"inputs": [{**item, "data": pixels.ravel().tolist()}]}
+            status, _, answer = served.infer(asked)
+            assert status == 200, answer
+            straight = served.session.run({"image": pixels})["y"]
+            got = np.reshape(answer["outputs"][0]["data"], straight.shape)
+            np.testing.assert_allclose(got, straight, atol=1e-4)
+
+
+def test_question_and_passage_may_differ_in_length(tmp_path) -> None:
+    s = Sketch(0)
+    words = s.weight("words.weight", 50, 4)
+    found = [s.input(name, ir.DataType.INT64, ("batch", name)) for name in ("asked", "told")]
+    left, right = (s.op("Gather", words, ids, axis=0) for ids in found)
+    graph = s.model(y=s.op("MatMul", left, s.op("Transpose", right, perm=(0, 2, 1))))
+    with serve_graph(graph, tmp_path, settings=ServeSettings(lanes=1), tokenizer=None) as served:
+        feeds = {"told": np.array([[1, 2, 3, 4, 5]] * 2), "asked": np.array([[6, 7, 8]] * 2)}
+        inputs = [tensor(name, rows.tolist()) for name, rows in feeds.items()]
+        status, _, answer = served.infer({"inputs": inputs})
+        assert status == 200, answer
+        got = np.reshape(answer["outputs"][0]["data"], (2, 3, 5))
+        np.testing.assert_allclose(got, served.session.run(feeds)["y"], atol=1e-5)
+        inputs = [tensor("asked", [[1]]), tensor("told", [[1] * 600])]
+        status, _, answer = served.infer({"inputs": inputs})
+        assert status == 400 and "600 tokens" in answer["error"]
+
+
+def test_outputs_that_differ_in_shape_by_row_are_told(tmp_path) -> None:
+    s = Sketch(0)
+    x = s.input("x", ir.DataType.FLOAT, (1, 1))
+    size = s.op("Cast", s.op("Add", s.op("Abs", x), s.number(1.0)), to=ir.DataType.INT64)
+    sizes = s.op("Concat", s.ints(1), s.op("Reshape", size, s.ints(-1)), axis=0)
+    graph = s.model(y=s.op("Expand", s.number(1.0), sizes))
+    with serve_graph(graph, tmp_path, settings=ServeSettings(lanes=1), tokenizer=None) as served:
+        rows = [[2.0], [3.0]]
+        for chosen, wanted in ((rows[:1], 200), (rows[1:], 200), (rows, 400)):
+            status, _, answer = served.infer({"inputs": [tensor("x", chosen, "FP32")]})
+            assert status == wanted, answer
+        assert "one row at a time" in answer["error"]
 
 
 def test_gzip_is_unpacked_within_the_limit(served: Served) -> None:
