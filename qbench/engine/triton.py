@@ -72,7 +72,9 @@ def write_repository(
     check_batch(model)
     text = config_text(model, options)
     if (folder / options.name).is_symlink() or (folder / options.name).is_file():
-        raise InputError(f"{str(folder / options.name)!r} is no folder; remove it, or give a --name")
+        raise InputError(
+            f"{str(folder / options.name)!r} is no folder; remove it, or give a --name"
+        )
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".qbench-", dir=folder.parent) as made:
         inside = Path(made) / options.name
@@ -81,7 +83,6 @@ def write_repository(
         if wrong:
             raise ModelError(f"the repository would not fit its graph: {'; '.join(wrong)}")
         folder.mkdir(exist_ok=True)
-        target = folder / options.name
         if target.exists():
             shutil.rmtree(target)
         inside.rename(target)
