@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 from qbench.errors import InputError, MeasurementError
@@ -16,8 +17,12 @@ from qbench.serving.failures import (
 )
 from qbench.serving.server.terms import BadRequestError
 
-#: What the runtime says where a request, and not the engine, is at fault.
-_CLIENTS_FAULT = "InvalidArgument"
+#: What the runtime says where a request, and not the engine, is at fault: sizes that the graph's
+#: dimensions allow and its nodes do not, as an odd image where halves are joined again.
+_CLIENTS_FAULT = re.compile(
+    r"InvalidArgument\b|(Fail|RuntimeException)\b(?!.*allocat).*\b(reshaped?|shapes?|dimensions?)\b",
+    re.IGNORECASE | re.DOTALL,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,7 @@ def failure_of(error: Exception) -> Failure:
         return Failure(500, "hung", told)
     if isinstance(error, NotANumberError):
         return Failure(500, "not_a_number", told)
-    if isinstance(error, MeasurementError) and told.startswith(_CLIENTS_FAULT):
+    if isinstance(error, MeasurementError) and _CLIENTS_FAULT.match(told):
         return Failure(400, "bad_request", f"the engine refuses these inputs: {told[:300]}")
     return Failure(500, "engine", f"the engine failed on this request ({type(error).__name__})")
 

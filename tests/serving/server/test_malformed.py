@@ -7,10 +7,12 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import onnx_ir as ir
 import pytest
 from served import JSON, Served, request, serve_graph, tensor
 
-from qbench.testing.graphs import tiny_encoder
+from qbench.serving.opening import ServeSettings
+from qbench.testing.graphs import Sketch, tiny_encoder
 
 GOOD = request([[5, 6, 7], [8, 9, 10]])
 
@@ -237,6 +239,21 @@ def test_what_is_too_long_is_cut_where_that_was_asked_for(tmp_path) -> None:
         said = json.dumps({"text": "a " * 30}).encode()
         status, _, answer = served.call("POST", "/text", said, JSON)
         assert status == 200 and answer["answers"][0]["tokens"] == 8
+
+
+def test_sizes_that_a_node_of_the_graph_refuses_are_told(tmp_path) -> None:
+    s = Sketch(0)
+    x = s.input("x", ir.DataType.FLOAT, ("batch", "length"))
+    pairs = s.op("Reshape", x, s.ints(0, -1, 2))
+    graph = s.model(y=s.op("ReduceSum", pairs, s.ints(2), keepdims=0))
+    settings = ServeSettings(lanes=1, token_budget=64)
+    with serve_graph(graph, tmp_path, settings=settings, tokenizer=None) as served:
+        for size, wanted in ((8, 200), (7, 400), (3, 400), (2, 200)):
+            status, _, answer = served.infer({"inputs": [tensor("x", [[1.0] * size], "FP32")]})
+            assert status == wanted, answer
+        assert (
+            "engine refuses" in served.infer({"inputs": [tensor("x", [[1.0]], "FP32")]})[2]["error"]
+        )
 
 
 def test_the_server_still_answers(served: Served) -> None:
