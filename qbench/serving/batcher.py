@@ -25,7 +25,6 @@ simulation:
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from dataclasses import dataclass, replace
 
 from qbench.serving.clock import SteadyTime
@@ -44,7 +43,7 @@ from qbench.serving.decisions import (
 )
 from qbench.serving.formation import choose, fixed_members, keep_deadlines, members, room_for
 from qbench.serving.pace import ArrivalGaps, LaneCost
-from qbench.serving.waiting import FairClock, Holdings, Line, Waiting
+from qbench.serving.waiting import FairClock, FairLine, Holdings, Waiting
 
 __all__ = [
     "Accept",
@@ -101,13 +100,9 @@ class Batcher:
         self._tickets = self._batches = 0
         self._closed = False
         self._admitted: dict[int, Waiting] = {}  # not yet ready
-        self._line = Line()
-        # NOTE: a clock for each class. One for both would charge a tenant's interactive requests
-        # for its own backlog of batch requests before that is served.
-        self._clocks = {int(one): FairClock(limits.weights) for one in Priority}
-        self._holdings = Holdings(self._clocks[0])
+        self._line = FairLine(limits.weights, limits.ageing_s)
+        self._holdings = Holdings(FairClock(limits.weights))
         self._running: dict[int, _Running] = {}
-        self._ageing: deque[tuple[float, int]] = deque()  # (admission, ticket) of batch requests
         self._latest: list[tuple[float, int]] = []  # heap: (latest start, ticket)
         self._shed: list[Shed] = []
         self._mean_tokens = 0.0
@@ -159,13 +154,10 @@ class Batcher:
         now_s = self._time.advance(now_s)
         item = self._admitted.pop(ticket)
         item.tokens = tokens = max(int(tokens), 1)
-        item.tag = self._clocks[item.rank].tag(item.terms.tenant, tokens)
-        self._line.add(item)
+        self._line.enter(item)
         self._mean_tokens += (1 - _KEEP_MEAN if self._mean_tokens else 1.0) * (
             tokens - self._mean_tokens
         )
-        if item.rank:
-            self._ageing.append((item.admitted_s, ticket))
         if item.deadline_s is not None:
             heapq.heappush(self._latest, (self._latest_start_s(item), ticket))
         self._gaps.observe(now_s)
@@ -176,8 +168,7 @@ class Batcher:
         if item is None:
             if ticket not in self._line.by_ticket:
                 return False
-            item = self._line.remove(ticket)
-            self._clocks[item.rank].refund(item.terms.tenant, item.tokens)
+            item = self._line.leave(ticket)
         self._holdings.remove(item)
         return True
 
@@ -231,7 +222,7 @@ class Batcher:
         self._expire(now_s)
         if not self._line.by_ticket or self.free_lanes < 1:
             return Wait(None)
-        self._age(now_s)
+        self._line.age(now_s)
         anchor = self._anchor()
         if self.limits.fixed_size is not None:
             return self._decide_fixed(self.limits.fixed_size, now_s)
@@ -239,12 +230,12 @@ class Batcher:
         line = self._line.head(int(_REACH * room_for(limits, anchor.tokens)) + 1, anchor)
         choice = choose(line, anchor, limits, call)
         chosen = members(line, anchor, choice)
-        kept = keep_deadlines(chosen, anchor, self.model, now_s, limits.max_padding)
+        kept = keep_deadlines(chosen, self.model, now_s, limits.max_padding)
         full = choice.size >= choice.room or len(kept) < len(chosen)
         verdict = self._reason_to_go(kept, full, now_s)
         if isinstance(verdict, Wait):
             return verdict
-        return self._dispatch(anchor, kept, verdict, now_s)
+        return self._dispatch(kept, verdict, now_s)
 
     def expire(self, now_s: float) -> None:
         """Give up what would miss its deadline if it ran alone now; ``take_shed`` tells."""
@@ -276,21 +267,6 @@ class Batcher:
     def _latest_start_s(self, item: Waiting) -> float:
         assert item.deadline_s is not None
         return item.deadline_s - self.model.predict(1, item.tokens)
-
-    def _age(self, now_s: float) -> None:
-        """Let what waited long enough count as interactive, as if it had come now."""
-        while self._ageing:
-            admitted_s, ticket = self._ageing[0]
-            item = self._line.by_ticket.get(ticket)
-            if item is not None and now_s - admitted_s < self.limits.ageing_s:
-                return
-            self._ageing.popleft()
-            if item is not None:
-                self._line.remove(ticket)
-                self._clocks[item.rank].refund(item.terms.tenant, item.tokens)
-                item.rank = int(Priority.INTERACTIVE)
-                item.tag = self._clocks[item.rank].tag(item.terms.tenant, item.tokens)
-                self._line.add(item)
 
     def _is_odd(self, tokens: int) -> bool:
         return tokens > self.limits.token_budget or tokens > _ODD_TIMES * self._mean_tokens
@@ -359,14 +335,12 @@ class Batcher:
             reason = Reason.OVERDUE
         else:
             return self._wait(due_s)
-        return self._dispatch(chosen[0], chosen, reason, now_s)
+        return self._dispatch(chosen, reason, now_s)
 
-    def _dispatch(
-        self, anchor: Waiting, chosen: list[Waiting], reason: Reason, now_s: float
-    ) -> Dispatch:
-        self._clocks[anchor.rank].serve(anchor.tag)
+    def _dispatch(self, chosen: list[Waiting], reason: Reason, now_s: float) -> Dispatch:
+        """Take requests out of the line as a batch; the anchor is the first of them."""
+        self._line.serve(chosen)
         for item in chosen:
-            self._line.remove(item.ticket)
             self._holdings.remove(item)
         longest = max(item.tokens for item in chosen)
         batch = self._batches

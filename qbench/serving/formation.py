@@ -127,28 +127,26 @@ def members(line: Line, anchor: Waiting, choice: Choice) -> list[Waiting]:
 
 
 def keep_deadlines(
-    chosen: list[Waiting], anchor: Waiting, cost: BatchCost, now_s: float, max_padding: float
+    chosen: list[Waiting], cost: BatchCost, now_s: float, max_padding: float
 ) -> list[Waiting]:
     """Return as much of a batch as ends before the first deadline in it.
 
-    Those leave that are longest, down to the anchor's length, and then those that are shortest,
-    until what is left is quick enough and its padding is still allowed; the anchor stays.
+    The anchor is the first, and stays. Those leave that are longest, down to its length, and then
+    those that are shortest, until what is left is quick enough and its padding still allowed.
     """
     if not cost.known or all(item.deadline_s is None for item in chosen):
         return chosen
-    kept = sorted(chosen, key=lambda item: item.tokens)
+    anchor = chosen[0]
+    kept = [anchor, *sorted(chosen[1:], key=lambda item: item.tokens)]
     while len(kept) > 1:
-        longest = kept[-1].tokens
+        longest = max(kept[-1].tokens, anchor.tokens)
         first = min((item.deadline_s for item in kept if item.deadline_s is not None), default=None)
         quick = first is None or now_s + cost.predict(len(kept), longest) <= first
         padded = longest * len(kept)
         padding = padded - sum(item.tokens for item in kept)
         if quick and padding <= max_padding * padded + _ROUNDING:
             return kept
-        if longest > anchor.tokens:
-            del kept[-1]
-        else:
-            del kept[1 if kept[0] is anchor else 0]
+        del kept[-1 if longest > anchor.tokens else 1]
     return kept
 
 

@@ -77,15 +77,15 @@ class ServingLoop:
         self._closing = False
         self._ended = threading.Event()
         self._lanes = [Lane(index, run) for index, run in enumerate(lanes)]
-        self._encoders: Encoders[Pending] | None = None
+        self._encoders: Encoders | None = None
         for lane in self._lanes:
             self._start_lane(lane)
         if work.encode is not None:
             self._encoders = Encoders(
                 work.encode,
-                lambda request: request.payload,
-                self._take_encoded,
-                self._fail_unready,
+                self._lock,
+                limits,
+                (self._take_encoded, self._fail_unready),
                 self._clock,
             )
             self._encoders.start(self._options.encoders)
@@ -130,14 +130,14 @@ class ServingLoop:
                 return decision
             self.counts["accepted"] += 1
             for ticket in decision.displaced:
-                lost.append(self._requests.pop(ticket))
+                lost.append(self._forget(ticket))
             request = Pending(payload, done, decision.ticket, now_s)
             self._requests[decision.ticket] = request
             if encoded:
                 self._make_ready(request, payload, tokens, (now_s, now_s))
                 self._batches.notify()
-        if not encoded and self._encoders is not None:
-            self._encoders.put(request)
+            elif self._encoders is not None:
+                self._encoders.put(request, terms)
         for loser in lost:
             self._fail(loser, ShedError.for_place(self.batcher.retry_s()), "displaced")
         return decision
@@ -151,10 +151,16 @@ class ServingLoop:
             request = self._requests.get(ticket)
             if request is None or not self.batcher.withdraw(ticket):
                 return False
-            del self._requests[ticket]
+            self._forget(ticket)
             self._batches.notify_all()  # a closing lane may have waited for this one
         self._fail(request, CancelledError(), "cancelled")
         return True
+
+    def _forget(self, ticket: int) -> Pending:
+        """Return a request that is withdrawn, and hold it no longer; the lock is held."""
+        if self._encoders is not None:
+            self._encoders.discard(ticket)
+        return self._requests.pop(ticket)
 
     def model(self) -> BatchCost:
         """Return what batches cost by now; a copy."""
@@ -196,8 +202,8 @@ class ServingLoop:
             self._closing = True
             self.batcher.close()
             self._batches.notify_all()
-        if self._encoders is not None:
-            self._encoders.close()
+            if self._encoders is not None:
+                self._encoders.close()
         until_s = None if limit_s is None else time.perf_counter() + limit_s
         while (thread := self._next_thread()) is not None:
             left_s = None if until_s is None else until_s - time.perf_counter()
@@ -222,7 +228,7 @@ class ServingLoop:
             left = list(self._requests.values())
             for request in left:
                 self.batcher.withdraw(request.ticket)
-            self._requests.clear()
+                self._forget(request.ticket)
             for lane in self._lanes:
                 if lane.flight is not None:
                     left += lane.flight[1]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from qbench.serving.decisions import Terms
+from qbench.serving.decisions import Priority, Terms
 
 Key: TypeAlias = tuple[int, float, int]
 _CLEAN_AT = 1024
@@ -143,6 +144,61 @@ class Line:
             del self.by_length[item.tokens]
             del self.lengths[bisect_left(self.lengths, item.tokens)]
         return item
+
+
+class FairLine(Line):
+    """A line that gives places itself: class before class, and tenants by weight within each.
+
+    Who waited ``ageing_s`` counts as ``interactive``, as if it had come then.
+    """
+
+    def __init__(self, weights: Mapping[str, float], ageing_s: float) -> None:
+        """Begin empty."""
+        super().__init__()
+        # NOTE: a clock for each class. One for both would charge a tenant's interactive requests
+        # for its own backlog of batch requests before that is served.
+        self._clocks = {int(one): FairClock(weights) for one in Priority}
+        self._ageing_s = ageing_s
+        self._ageing: deque[tuple[float, int]] = deque()  # (admission, ticket) of lower classes
+
+    def enter(self, item: Waiting) -> None:
+        """Give a request its place."""
+        self._place(item)
+        if item.rank:
+            self._ageing.append((item.admitted_s, item.ticket))
+
+    def leave(self, ticket: int) -> Waiting:
+        """Take a request out unserved: its tenant has its time back.
+
+        Raises:
+            KeyError: If it is not there.
+        """
+        item = self.remove(ticket)
+        self._clocks[item.rank].refund(item.terms.tenant, item.tokens)
+        return item
+
+    def serve(self, items: Sequence[Waiting]) -> None:
+        """Take out requests that are served together, the one that they were chosen for first."""
+        self._clocks[items[0].rank].serve(items[0].tag)
+        for item in items:
+            self.remove(item.ticket)
+
+    def age(self, now_s: float) -> None:
+        """Let what waited long enough count as interactive; forget what has gone meanwhile."""
+        while self._ageing:
+            admitted_s, ticket = self._ageing[0]
+            item = self.by_ticket.get(ticket)
+            if item is not None and now_s - admitted_s < self._ageing_s:
+                return
+            self._ageing.popleft()
+            if item is not None:
+                self.leave(ticket)
+                item.rank = int(Priority.INTERACTIVE)
+                self._place(item)
+
+    def _place(self, item: Waiting) -> None:
+        item.tag = self._clocks[item.rank].tag(item.terms.tenant, item.tokens)
+        self.add(item)
 
 
 class Holdings:

@@ -120,7 +120,7 @@ def test_what_has_left_is_not_remembered_however_far_its_deadline_or_its_ageing(
         answer = batcher.admit(now_s, Terms("", Priority.BATCH, now_s + 1e9))
         batcher.ready(answer.ticket, 8, now_s)
         batcher.complete(batcher.decide(now_s).batch, now_s + 0.002)
-    assert len(batcher._latest) < 3 and len(batcher._ageing) < 3
+    assert len(batcher._latest) < 3 and len(batcher._line._ageing) < 3
 
 
 def test_under_overload_what_is_answered_is_answered_in_time_and_the_rest_is_shed():
