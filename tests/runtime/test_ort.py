@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -94,3 +95,15 @@ def test_large_weights_in_memory_are_not_serialised(dtype: str, monkeypatch) -> 
         drop_weights(model)  # the session holds what it reads
         gc.collect()
         np.testing.assert_array_equal(session.run({"ids": picked})["y"], table[picked])
+
+
+def test_sums_before_norms_are_not_fused_into_the_slow_kernel(tmp_path: Path) -> None:
+    def operators(settings: SessionSettings) -> list[str]:
+        path = tmp_path / "optimised.onnx"
+        open_session(tiny_encoder(), replace(settings, optimised_path=path)).close()
+        return [node.op_type for node in ir.load(path).graph]
+
+    fused = "SkipLayerNormalization"
+    assert fused in operators(replace(SETTINGS, entries={}))
+    assert fused not in operators(SETTINGS)
+    assert fused not in operators(settings_for(BACKENDS["tensorrt"], threads=1))
