@@ -34,7 +34,10 @@ class Outcome:
 
 
 def run_batch(run: Run, work: Work, encoded: Sequence[Encoded], clock: Clock) -> Outcome:
-    """Run a batch; if the engine raises, run its halves, so that only bad requests fail.
+    """Run a batch; if the engine raises or answers NaN, run its halves: only bad requests fail.
+
+    Of a NaN the halves are run too, because where activations share one scale a batch, or a norm
+    runs over it, one request's NaN is in every row.
 
     A batch of n with one bad request costs at most ``2 * log2(n)`` further runs, one whose every
     request fails ``2 * n - 2``. A failure that was no request's fault may thus heal.
@@ -60,10 +63,12 @@ def _run_part(
             outcome.start_s = start_s
         outputs = run(feeds)
         outcome.end_s = clock()
+        spoilt = find_nan(outputs, len(part))
+        if spoilt is not None:
+            raise NotANumberError(spoilt)
         values = work.decode(outputs, len(part))
         if len(values) != len(part):
             raise MeasurementError(f"decoding gave {len(values)} answers for {len(part)} requests")
-        spoilt = find_nan(outputs, len(part))
     except Exception as error:  # the engine's exceptions have no common base
         outcome.end_s = clock()
         if len(part) == 1:
@@ -76,25 +81,21 @@ def _run_part(
         return
     for index, value in zip(part, values, strict=True):
         outcome.values[index] = value
-    for place, name in spoilt.items():
-        outcome.values[part[place]] = None
-        outcome.errors[part[place]] = NotANumberError(name)
 
 
-def find_nan(outputs: Mapping[str, np.ndarray], count: int) -> dict[int, str]:
-    """Return the rows of a batch that hold NaN, each with the name of such an output.
+def find_nan(outputs: Mapping[str, np.ndarray], count: int) -> str | None:
+    """Return the name of an output of a batch that holds NaN, or ``None``.
 
     Infinities are left alone: masked scores are infinite by design.
     """
-    found: dict[int, str] = {}
     for name, array in outputs.items():
         if array.dtype.kind != "f" or array.ndim < 1 or array.shape[0] != count:
             continue
         # NOTE: a sum is NaN where a term is, and is one pass without a mask; inf - inf makes it
-        # NaN too, so a suspect batch is looked at element by element.
+        # NaN too, so suspects are looked at element by element.
         with np.errstate(invalid="ignore", over="ignore"):
             if not np.isnan(array.sum()):
                 continue
-        bad = np.isnan(array.reshape(count, -1)).any(axis=1)
-        found |= {int(row): name for row in np.flatnonzero(bad) if int(row) not in found}
-    return found
+        if np.isnan(array).any():
+            return name
+    return None

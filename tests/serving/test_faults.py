@@ -413,6 +413,32 @@ def test_a_nan_row_fails_alone():
         assert futures[2].result(10).value.tolist() == [1, 1, -np.inf]
 
 
+def test_a_nan_that_spoils_its_whole_batch_fails_only_its_own_request():
+    """As where a layer quantizes its activations by one scale for the whole batch."""
+    gate = threading.Event()
+
+    def engine(feeds):
+        gate.wait(10)
+        sums = feeds["ids"].sum(axis=1).astype(np.float64)
+        return {"sum": sums * np.nan if (feeds["ids"] == ord("y")).any() else sums}
+
+    with ServingLoop([engine], WORK, BatchLimits(token_budget=1000)) as loop:
+        first = loop.ask("ab")
+        while loop.batcher.free_lanes:
+            time.sleep(0.001)
+        futures = {text: loop.ask(text) for text in ("abc", "abd", "aby", "abe", "abf", "abg")}
+        while loop.batcher.ready_count < 6:
+            time.sleep(0.001)
+        gate.set()
+        first.result(10)
+        for text, future in futures.items():
+            if "y" in text:
+                assert isinstance(future.exception(10), NotANumberError)
+            else:
+                assert future.result(10).value == answer_of(text)
+                assert future.result().batch_size == 6
+
+
 def test_a_long_max_wait_costs_nothing_at_low_load():
     limits = BatchLimits(max_wait_s=0.05)
     with ServingLoop([Summing(0.001)] * 2, WORK, limits) as loop:
