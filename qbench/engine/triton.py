@@ -71,10 +71,9 @@ def write_repository(
         )
     check_batch(model)
     text = config_text(model, options)
-    if (folder / options.name).is_symlink() or (folder / options.name).is_file():
-        raise InputError(
-            f"{str(folder / options.name)!r} is no folder; remove it, or give a --name"
-        )
+    target = folder / options.name
+    if target.is_symlink() or target.is_file():
+        raise InputError(f"{str(target)!r} is no folder; remove it, or give another --name")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".qbench-", dir=folder.parent) as made:
         inside = Path(made) / options.name
