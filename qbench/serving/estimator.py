@@ -55,6 +55,7 @@ class Demand:
         max_wait_s: Longest wait for a fuller batch, seconds.
         sla_s: Limit of the 99th percentile, seconds; ``None`` for none.
         most_tokens: No larger budget is tried: beyond what was measured the model guesses.
+        most_rows: No batch holds more requests, whatever the budget.
         memory: What a batch needs, where that is known.
         free_bytes: Memory that all lanes' batches may share.
     """
@@ -64,6 +65,7 @@ class Demand:
     max_wait_s: float = 0.005
     sla_s: float | None = None
     most_tokens: int = 1024
+    most_rows: int = 1 << 20
     memory: BatchMemory | None = None
     free_bytes: int = 0
     _picked: tuple[int, ...] = field(init=False, default=())
@@ -74,6 +76,12 @@ class Demand:
         ranks = np.linspace(0, len(ordered) - 1, min(len(ordered), _KEPT_LENGTHS))
         picked = tuple(int(ordered[int(rank)]) for rank in ranks)
         object.__setattr__(self, "_picked", picked)
+
+    def fits(self, batch: int, length: int) -> bool:
+        """Whether such batches on all lanes keep to 80 % of the free memory."""
+        if self.memory is None:
+            return True
+        return self.memory.need(batch, length) * self.lanes <= _MEMORY_SHARE * self.free_bytes
 
     @property
     def picked(self) -> tuple[int, ...]:
@@ -103,16 +111,28 @@ def size_batches(
     return next((one for one in near if not one.queues), near[0])
 
 
+def largest_within_memory(demand: Demand, budget: int) -> int:
+    """Return a budget, or the largest below it whose batches of the known lengths fit.
+
+    A single request is served whatever it needs, so that no budget is below the shortest.
+    """
+    while budget > demand.picked[0] and not all(
+        demand.fits(min(max(budget // length, 1), demand.most_rows), length)
+        for length in demand.picked
+        if budget >= 2 * length
+    ):
+        budget = max(budget * 3 // 4, demand.picked[0])
+    return budget
+
+
 def expect(cost: BatchCost, demand: Demand, budget: int) -> Sizing:
     """Return what the model expects of a token budget."""
-    batches = [(max(budget // length, 1), length) for length in demand.picked]
+    rows = demand.most_rows
+    batches = [(min(max(budget // length, 1), rows), length) for length in demand.picked]
     seconds = np.array([cost.predict(*batch) for batch in batches])
     shares = np.array([1 / batch for batch, _ in batches])  # batches a request of each length
     worst_s, total_s = float(seconds.max()), float(seconds @ shares)
-    memory = demand.memory
-    fits = memory is None or all(
-        memory.need(*batch) * demand.lanes <= _MEMORY_SHARE * demand.free_bytes for batch in batches
-    )
+    fits = all(demand.fits(*batch) for batch in batches)
     p99_s = demand.max_wait_s + 2 * worst_s * cost.spread
     keeps = demand.sla_s is None or p99_s <= demand.sla_s
     return Sizing(

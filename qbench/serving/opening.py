@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,7 +15,7 @@ from qbench.serving.bench import Engine, Workload, cores
 from qbench.serving.budget import calibrate_budget
 from qbench.serving.cost import BatchCost, BatchMemory, Point, fit_memory
 from qbench.serving.decisions import BatchLimits
-from qbench.serving.estimator import Demand, Sizing, size_batches
+from qbench.serving.estimator import Demand, Sizing, largest_within_memory, size_batches
 from qbench.serving.flights import LoopOptions
 from qbench.serving.lanes import LaneChoice, choose_lanes
 from qbench.serving.memory import MemoryUse, device_memory, process_memory
@@ -22,6 +23,7 @@ from qbench.serving.pool import BoundRun, pools_for
 from qbench.serving.request import Decode, Encoded, Pad, Run, Work, token_count
 from qbench.serving.service import Gates, Service
 
+_LOG = logging.getLogger(__name__)
 _WARM_RUNS = 10
 _LEAST_SHAPES = 3
 _LARGEST = (64, 128, 256, 512, 1024)
@@ -135,12 +137,13 @@ def open_service(
         settings.max_wait_ms / 1e3,
         None if settings.sla_ms is None else settings.sla_ms / 1e3,
         most,
+        largest.rows,
         memory,
         read().free,
     )
     model = BatchCost(points)
     sizing = size_batches(model, demand) if settings.token_budget is None else None
-    limits = _limits(settings, chosen.lanes, sizing)
+    limits = _limits(_within_memory(settings, demand), chosen.lanes, sizing)
     warm(runs, workload.pad, encoded, replace(largest, tokens=limits.token_budget))
     longest = max(token_count(one) for one in encoded)
     pads = pools_for(
@@ -286,6 +289,23 @@ def _measure(
     choice = calibrate_budget(run, pad, encoded, candidates, limit_s=2.0, most_rows=largest.rows)
     points = tuple(Point(cell.batch, cell.length, cell.best_ms / 1e3) for cell in choice.grid)
     return points, max(candidates)
+
+
+def _within_memory(settings: ServeSettings, demand: Demand) -> ServeSettings:
+    """Return settings whose own sizes, where they were given, keep to 80 % of the free memory."""
+    budget, rows = settings.token_budget, settings.fixed_size
+    if budget is not None:
+        budget = largest_within_memory(demand, budget)
+    if rows is not None and demand.memory is not None:
+        longest, free = demand.picked[-1], demand.free_bytes // demand.lanes
+        rows = max(min(rows, demand.memory.most(longest, free)), 1)
+    for name, given, taken in (
+        ("token budget", settings.token_budget, budget),
+        ("fixed size", settings.fixed_size, rows),
+    ):
+        if given != taken:
+            _LOG.warning("%s: %s -> %s (80 %% of the free memory)", name, given, taken)
+    return replace(settings, token_budget=budget, fixed_size=rows)
 
 
 def _limits(settings: ServeSettings, lanes: int, sizing: Sizing | None) -> BatchLimits:

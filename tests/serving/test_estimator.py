@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 from qbench.serving.cost import BatchCost, BatchMemory, Point
-from qbench.serving.estimator import Demand, expect, lane_wait_s, size_batches
+from qbench.serving.estimator import (
+    Demand,
+    expect,
+    lane_wait_s,
+    largest_within_memory,
+    size_batches,
+)
 
 
 def cost_of(call_s: float, token_s: float, pair_s: float = 0.0) -> BatchCost:
@@ -45,6 +51,22 @@ def test_memory_of_all_lanes_keeps_to_four_fifths_of_what_is_free():
     assert found.within_memory
     assert found.token_budget * 1000 * 2 <= 0.8 * 500_000
     assert not expect(cost_of(0.01, 1e-6), demand, 256).within_memory
+
+
+def test_a_budget_that_was_given_keeps_to_the_memory_too():
+    memory = BatchMemory(fixed=0, token=1000, pair=0, round_to=1)
+    demand = Demand(LENGTHS, lanes=2, memory=memory, free_bytes=500_000)
+    assert largest_within_memory(demand, 192) == 192
+    found = largest_within_memory(demand, 4096)
+    assert found < 4096 and all((found // n) * n * 1000 * 2 <= 400_000 for n in LENGTHS)
+    tight = Demand(LENGTHS, lanes=2, memory=memory, free_bytes=1000)
+    assert largest_within_memory(tight, 4096) <= 2 * min(LENGTHS), "requests then go alone"
+
+
+def test_no_more_requests_are_expected_in_a_batch_than_it_may_hold():
+    cost = cost_of(0.01, 1e-6)
+    found = expect(cost, Demand((16,), most_rows=2), 256)
+    assert found.requests_per_s == pytest.approx(2 / cost.predict(2, 16))
 
 
 def test_no_budget_beyond_what_was_measured():

@@ -11,7 +11,9 @@ from qbench.errors import MeasurementError
 from qbench.graph.model import TensorSpec
 from qbench.runtime.ort import SessionSettings, open_session
 from qbench.serving.bench import Engine, Workload, cores
+from qbench.serving.cost import BatchMemory
 from qbench.serving.lanes import arrangements, choose_lanes, mixed_batches, pick
+from qbench.serving.memory import process_memory
 from qbench.serving.opening import (
     LargestBatch,
     ServeSettings,
@@ -60,6 +62,22 @@ def test_what_is_given_is_not_chosen():
         assert (limits.lanes, limits.token_budget, limits.max_batch) == (1, 96, 3)
         assert limits.weights == {"a": 2.0}
         assert opened.sizing is None and opened.lanes.trials == ()
+
+
+def test_sizes_that_were_given_are_lowered_to_what_fits_into_memory(caplog):
+    memory = BatchMemory(0.0, 100_000.0, 0.0, round_to=1)
+    workload = Workload(["ab" * 10, "abcd"], pad, encode)
+    limit = process_memory().used + 400_000_000
+    for given, name in (
+        ({"token_budget": 1 << 15}, "token_budget"),
+        ({"fixed_size": 2000}, "fixed_size"),
+    ):
+        settings = ServeSettings(lanes=1, queue=4000, memory_limit=limit, **given)
+        with open_service(simple(0.0, 0.0), workload, settings, memory=memory).service as service:
+            size = getattr(service.loop.batcher.limits, name)
+        tokens = size if name == "token_budget" else 20 * size
+        assert tokens * 100_000 <= 0.8 * 400_000_000 and tokens > 200
+    assert "token budget: 32768 ->" in caplog.text and "fixed size: 2000 ->" in caplog.text
 
 
 def test_it_is_warm_before_it_is_ready():
