@@ -10,7 +10,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from qbench.serving.server.replies import error_body
 
@@ -48,6 +52,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._ended = False  # an error was told, and the rest is not looked at
         self._upgrading = False  # the head that is being read offers another protocol
+        self._cycles: list[RequestResponseCycle] = []  # requests without a whole answer
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
@@ -61,6 +66,9 @@ class _BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timers()
         super().connection_lost(exc)
+        for cycle in self._cycles:  # of requests in a row the base class tells the last alone
+            cycle.disconnected = True
+            cycle.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         if self._ended:
@@ -129,6 +137,8 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._upgrading = self.parser.should_upgrade()
         if not self._upgrading:
             super().on_headers_complete()
+            self._cycles = [one for one in self._cycles if not one.response_complete]
+            self._cycles.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         if not self._ended:

@@ -215,6 +215,22 @@ def test_clients_that_go_away_take_their_requests_back(served: Served) -> None:
     assert served.infer(json.loads(BODY))[0] == 200
 
 
+def test_requests_in_a_row_of_a_client_that_goes_away_are_no_failures(
+    served: Served, caplog
+) -> None:
+    face = served.hosting.host.face
+    for _ in range(20):
+        connection = served.socket()
+        connection.sendall((HEAD + BODY) * 12)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        connection.close()  # a reset
+    wait_until(lambda: face.inside == 0)
+    assert served.infer(json.loads(BODY))[0] == 200
+    page = served.call("GET", "/metrics")[2].decode()
+    assert 'reason="engine"' not in page
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 def test_connections_over_the_limit_are_turned_away_with_a_hint(tmp_path) -> None:
     from dataclasses import replace
 
