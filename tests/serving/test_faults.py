@@ -284,31 +284,48 @@ def test_a_burst_of_ten_times_is_answered_or_refused_at_once():
     assert all(error is None for error in ends[-20:]), "after the burst it serves as before"
 
 
-def test_a_flood_does_not_move_another_tenant_for_real():
-    """The quiet tenant waits for batches, not for the queue that the flood fills."""
+BATCH_S = 0.012
+
+
+def p99_of_a_quiet_tenant(lanes: int, flood_as: str | None = None, count: int = 100) -> float:
+    """Return the P99 of a tenant that asks now and then, seconds."""
     limits = BatchLimits(token_budget=64, queue=256)
-    with Service([Summing(0.02)] * 2, WORK, limits) as service:
-        stop = threading.Event()
+    stop = threading.Event()
+    with Service([Summing(BATCH_S)] * lanes, WORK, limits) as service:
 
         def flood() -> None:
-            while not stop.is_set():
-                service.submit(Request("abcdefgh", tenant="flood"))
-                time.sleep(0.0002)
+            while not stop.wait(0.0003):
+                service.submit(Request("abcdefgh", tenant=flood_as or ""))
 
         thread = threading.Thread(target=flood)
-        thread.start()
-        time.sleep(0.2)
+        if flood_as is not None:
+            thread.start()
+            while service.stats().counts.get("refused", 0) < 50:
+                time.sleep(0.01)
         waits = []
-        for _ in range(40):
-            answer = service.submit(Request("abcdefgh", tenant="quiet")).result(10)
-            waits.append(answer.times.total_s)
-            time.sleep(0.005)
+        for _ in range(count):
+            future = service.submit(Request("abcdefgh", tenant="quiet"))
+            waits.append(10.0 if future.exception(10) else future.result().times.total_s)
+            time.sleep(0.002)
         stop.set()
-        thread.join()
-        counts = service.stats().counts
-    assert counts["refused"] + counts.get("displaced", 0) > 50
-    flooded_s = 256 / 8 / 2 * 0.02  # what a full queue of one tenant would make it wait
-    assert np.percentile(waits, 95) < 0.5 * flooded_s
+        if flood_as is not None:
+            thread.join()
+    return float(np.percentile(waits, 99))
+
+
+def test_a_flood_does_not_move_another_tenant_s_p99_beyond_its_share_for_real():
+    """As in the simulation: alone on half of the lanes, and two batches that nobody interrupts.
+
+    The least of a few tries: whatever else runs on a machine only adds to it.
+    """
+    tries = []
+    for _ in range(4):
+        allowed_s = p99_of_a_quiet_tenant(1) + 2 * BATCH_S
+        tries.append(p99_of_a_quiet_tenant(2, "flood") / allowed_s)
+        if tries[-1] <= 1:
+            break
+    assert min(tries) <= 1
+    assert p99_of_a_quiet_tenant(2, "quiet", 10) > 3 * allowed_s, "one name, one line"
 
 
 def test_what_cannot_be_drained_in_time_is_told_so():

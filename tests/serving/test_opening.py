@@ -133,6 +133,44 @@ def test_a_real_session_serves_from_buffers_of_its_lanes_with_the_answers_of_a_p
             np.testing.assert_allclose(got, row, rtol=1e-4, atol=1e-5)
 
 
+def test_with_int8_dynamic_layers_answers_are_within_the_spread_over_compositions(
+    encoder, tmp_path
+):
+    """One scale a batch: an answer depends on its batch-mates, and on nothing else."""
+    from onnxruntime.quantization import quantize_dynamic
+
+    path = tmp_path / "int8.onnx"
+    quantize_dynamic(encoder, path, op_types_to_quantize=["MatMul"])
+    session = open_session(path, SessionSettings(threads=1))
+    asked, output = requests(120, vocabulary=90), session.outputs[0]
+
+    def pad_plain(group):
+        return pad_batch(group, session.inputs)
+
+    def run(group):
+        return session.run(pad_plain(group))[output]
+
+    low = high = alone = np.concatenate([run([one]) for one in asked])
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        order = rng.permutation(len(asked))
+        for start in range(0, len(order), 8):
+            part = order[start : start + 8]
+            found = run([asked[index] for index in part])
+            low, high = low.copy(), high.copy()
+            low[part], high[part] = np.minimum(low[part], found), np.maximum(high[part], found)
+    spread = float((high - low).max())
+    assert spread > 1e-4, "batch-mates matter"
+    engine = Engine("int8", lambda threads: session.run, lambda threads: session, session.inputs)
+    settings = ServeSettings(lanes=2, token_budget=96, queue=300)
+    workload = Workload(asked[:40], pad_plain, decode=named_rows)
+    with open_service(engine, workload, settings).service as service:
+        answers = [f.result(20) for f in [service.submit(Request(one)) for one in asked * 2]]
+    assert max(answer.batch_size for answer in answers) > 1
+    got = np.stack([answer.value[output] for answer in answers])
+    assert np.abs(got - np.concatenate([alone, alone])).max() <= spread
+
+
 def test_memory_is_what_larger_batches_make_it_grow():
     held = {"bytes": 10_000_000}
 
