@@ -93,7 +93,8 @@ class _Addresses:
         service = self._face.service
         if service is None:
             return _told(STARTING)
-        return _json(documents.statistics(self._face.model, service.stats()))
+        handled = self._face.metrics.handled()
+        return _json(documents.statistics(self._face.model, service.stats(), handled))
 
     async def index(self, request: HttpRequest) -> Response:
         state = "READY" if self._face.ready else "UNAVAILABLE"

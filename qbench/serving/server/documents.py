@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from qbench import __version__
 from qbench.serving.server.contract import Contract, Tensor
+from qbench.serving.server.metrics import Handled
 from qbench.serving.tally import ServiceStats
 
 VERSION = "1"
@@ -59,38 +59,38 @@ def _configured(tensor: Tensor) -> dict[str, Any]:
     return {"name": tensor.name, "data_type": kind, "dims": dims}
 
 
-def statistics(name: str, stats: ServiceStats) -> dict[str, Any]:
-    """Return what the model did, in the words of Triton's statistics."""
-    answered = stats.latency.count
-    failed = sum(stats.counts.get(what, 0) for what in ("failed", "hung", "shed", "closed"))
-    stage_ns = {stage: round(seconds * 1e9) for stage, seconds in stats.stage_s.items()}
-    batches = {size: count for size, count in stats.batch_sizes.items() if count}
+def statistics(name: str, stats: ServiceStats, handled: Handled) -> dict[str, Any]:
+    """Return what the model did, in the words of Triton's statistics.
 
-    def part(ns: int, count: int = answered) -> dict[str, int]:
-        return {"count": count, "ns": ns}
+    Triton counts requests, and rows apart; the service times rows. Times are of the rows, as many
+    as there were requests: their mean is that of a row.
+    """
+    rows = stats.latency.count
+    share = handled.answered / rows if rows else 0.0
+    stage_ns = {stage: seconds * 1e9 for stage, seconds in stats.stage_s.items()}
+
+    def part(ns: float) -> dict[str, int]:
+        return {"count": handled.answered, "ns": round(ns * share)}
 
     return {
         "model_stats": [
             {
                 "name": name,
                 "version": VERSION,
-                "last_inference": round(time.time() * 1e3) if answered else 0,
-                "inference_count": answered,
-                "execution_count": round(sum(batches.values())),
+                "last_inference": round(handled.last_s * 1e3),
+                "inference_count": rows,
+                "execution_count": round(sum(stats.batch_sizes.values())),
                 "inference_stats": {
-                    "success": part(round(stats.latency.total_s * 1e9)),
-                    "fail": part(0, failed),
+                    "success": part(stats.latency.total_s * 1e9),
+                    "fail": {"count": handled.failed, "ns": 0},
                     "queue": part(stage_ns["queue"]),
                     "compute_input": part(stage_ns["preprocess"] + stage_ns["formation"]),
                     "compute_infer": part(stage_ns["inference"]),
                     "compute_output": part(stage_ns["postprocess"]),
-                    "cache_hit": part(0, 0),
-                    "cache_miss": part(0, 0),
+                    "cache_hit": {"count": 0, "ns": 0},
+                    "cache_miss": {"count": 0, "ns": 0},
                 },
-                "batch_stats": [
-                    {"batch_size": size, "count": round(count)}
-                    for size, count in sorted(batches.items())
-                ],
+                "batch_stats": [],
                 "memory_usage": [],
                 "response_stats": {},
             }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +25,24 @@ _OUTCOMES = (
     *("closed", "fallback", "default", "reruns", "replaced_lanes"),
 )
 _CHANGES = tuple(f"breaker:{state}" for state in BreakerState)
+_ANSWERING = ("infer", "text")
+_FAILED = ("429", "500", "503", "504")
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """Requests for answers so far.
+
+    Attributes:
+        answered: Those that got theirs.
+        failed: Those that were turned away for load or time, or failed in the engine.
+        last_s: When the last one was answered, seconds since 1970; 0 before the first.
+    """
+
+    answered: int
+    failed: int
+    last_s: float
 
 
 class Metrics:
@@ -36,6 +55,7 @@ class Metrics:
         self._service: Service | None = None
         self._registry = prometheus.CollectorRegistry()
         self._render = prometheus.generate_latest
+        self._last_s = 0.0
         self._requests: Counter[tuple[str, str]] = Counter()
         self._rejections: Counter[str] = Counter()
         self._durations: dict[str, _Histogram] = {}
@@ -66,10 +86,20 @@ class Metrics:
 
     def answered(self, answers: Iterable[Answer]) -> None:
         """Count rows that were answered."""
+        self._last_s = time.time()
         for answer in answers:
             if answer.times is not None:
                 self._batches.observe((answer.batch_size,))
                 self._stages.observe(answer.times.stages_s)
+
+    def handled(self) -> Handled:
+        """Return how many requests for answers there were."""
+        counts: Counter[str] = Counter()
+        for (endpoint, code), count in self._requests.items():
+            if endpoint in _ANSWERING:
+                counts[code] += count
+        failed = sum(counts[code] for code in _FAILED)
+        return Handled(counts["200"], failed, self._last_s)
 
     def page(self) -> bytes:
         """Return the page."""

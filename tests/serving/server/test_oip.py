@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import json
+import sys
 import threading
+import types
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -76,6 +80,44 @@ def test_tritonclient_reads_what_the_server_says(served: Served) -> None:
         (stats,) = client.get_inference_statistics("tiny")["model_stats"]
         assert stats["inference_count"] >= 1
         assert stats["inference_stats"]["compute_infer"]["ns"] > 0
+        again = client.get_inference_statistics("tiny")["model_stats"]
+        assert again == [stats]  # the time of the last one too
+        served.infer(request([[5, 6, 7], [8, 9, 10]]))
+        served.infer(request([[500, 6, 7]]))
+        (later,) = client.get_inference_statistics("tiny")["model_stats"]
+        counts = [one["inference_stats"]["success"]["count"] for one in (stats, later)]
+        assert counts[1] - counts[0] == 1
+        assert later["inference_count"] - stats["inference_count"] == 2
+        assert later["last_inference"] > stats["last_inference"]
+
+
+def service_messages(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return Triton's messages without its package, which would import gRPC."""
+    package = types.ModuleType("tritonclient.grpc")
+    package.__path__ = [f"{pytest.importorskip('tritonclient').__path__[0]}/grpc"]
+    for name in ("", ".model_config_pb2", ".service_pb2"):
+        monkeypatch.delitem(sys.modules, f"tritonclient.grpc{name}", raising=False)
+    monkeypatch.setitem(sys.modules, "tritonclient.grpc", package)
+    return importlib.import_module("tritonclient.grpc.service_pb2")
+
+
+def test_what_the_server_says_fits_triton_s_own_messages(tmp_path, monkeypatch) -> None:
+    messages = service_messages(monkeypatch)
+    json_format = pytest.importorskip("google.protobuf.json_format")
+    s = Sketch(0)
+    x = s.input("x", ir.DataType.FLOAT, ("batch", 4))
+    one = s.input("one", ir.DataType.INT64, ("batch",))
+    graph = s.model(y=s.op("Neg", x), z=s.op("Greater", one, s.ints(0)))
+    with serve_graph(graph, tmp_path, settings=ServeSettings(lanes=1), tokenizer=None) as served:
+        for method, path, message in (
+            ("GET", "/v2", messages.ServerMetadataResponse()),
+            ("GET", "/v2/models/tiny", messages.ModelMetadataResponse()),
+            ("GET", "/v2/models/tiny/stats", messages.ModelStatisticsResponse()),
+            ("GET", "/v2/models/tiny/config", messages.ModelConfigResponse().config),
+        ):
+            status, _, answer = served.call(method, path)
+            assert status == 200
+            json_format.ParseDict(answer, message)  # an unknown field or type is refused
 
 
 def test_concurrent_clients_get_their_own_answers(served: Served, direct) -> None:
