@@ -339,7 +339,7 @@ def record_gain(work: Workbench, measured: BenchRun) -> None:
     sizes = {report.name: report.bytes for report in work.run.read_engines()}
     base = sizes.get(work.backend.high_precision, sizes.get(REFERENCE, 0))
     smaller = sizes.get(PLAN, 0) < base
-    by_bytes = _gains_by_bytes(work)
+    by_bytes = gains_by_bytes(work)
     if smaller if by_bytes else plan.speedup.low > 1.0:
         if told:
             work.run.write_run({"verdict_words": told})
@@ -356,7 +356,8 @@ def record_gain(work: Workbench, measured: BenchRun) -> None:
     work.run.write_run({"verdict": str(Verdict.NO_GAIN), "verdict_words": words})
 
 
-def _gains_by_bytes(work: Workbench) -> bool:
+def gains_by_bytes(work: Workbench) -> bool:
+    """Return whether a smaller file is what was asked for, and not speed."""
     how = work.config.plan
     if work.backend.stand_in:  # what runs here in its place says nothing of its speed
         return True

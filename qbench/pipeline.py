@@ -321,6 +321,14 @@ def _record_verdict(work: Workbench, plan: Plan, judged: Judgement) -> None:
         work.run.write_run({"verdict": str(judged.verdict), "verdict_words": words})
 
 
+def _restate_verdict(work: Workbench) -> None:
+    """Say again what verification said: what an earlier benchmark added is measured anew."""
+    plan = current_plan(work)
+    if plan.verified is not None and base.lowers(work, plan):
+        words = plan.verified.get("remark", "")
+        work.run.write_run({"verdict": plan.verified["verdict"], "verdict_words": words})
+
+
 def bench(work: Workbench, listener: Listener | None = None) -> BenchRun:
     """Measure the plan's engine and those beside it in the batcher, in one interleaved run.
 
@@ -352,9 +360,11 @@ def bench(work: Workbench, listener: Listener | None = None) -> BenchRun:
         on_slice=lambda done, total: listener.step(),
     )
     work.run.write_bench(result)
-    judging.record_gain(work, result)
-    if how.sla_ms is not None:
-        measure_sla(work, result, listener)
+    _restate_verdict(work)
+    if how.sla_ms is None or measure_sla(work, result, listener).no_gain:
+        judging.record_gain(work, result)
+    else:
+        judging.worth_of(work, result)
     return result
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,13 +15,22 @@ from qbench.errors import ConfigError
 from qbench.judging import PLAN, REFERENCE
 from qbench.progress import Listener
 from qbench.provenance import installed_versions, sha256_of_file, this_machine
-from qbench.records import BenchRun, Verdict, to_dict
+from qbench.records import BenchRun, Verdict, from_dict, to_dict
 from qbench.serving.arrivals import Arrivals, Process, read_trace
 from qbench.serving.bench import Workload, cores
 from qbench.serving.gates import BreakerRules
 from qbench.serving.opening import ServeSettings, open_service
 from qbench.serving.openload import OpenLoop, drive_open
-from qbench.serving.rate import RateFound, RateTrial, Sla, judge_rate, search_rates
+from qbench.serving.rate import (
+    Confirmation,
+    Measure,
+    RateFound,
+    RateTrial,
+    Sla,
+    confirm,
+    judge_rate,
+    search_rates,
+)
 from qbench.serving.service import Gates, Service
 from qbench.serving.targets import ServiceTarget
 from qbench.serving.verdict import ServingVerdict, reach_verdict, revive_verdict
@@ -29,9 +40,12 @@ from qbench.workbench import Workbench
 #: The search begins at this share of what the closed loop gave the reference.
 _START = 0.7
 _WARMUP_SHARE = 0.25
-_MOST_TRIALS = 16
+_MOST_TRIALS = 24
+_FALL = 64.0  # below such a part of the first rate nothing queues: a lower one helps no more
+_LEAST_REQUESTS = 10  # of a trial
+_MOST_TIMES = 10  # the seconds of a trial, where a trace takes longer to be heard out
 #: What of the load a search of rates does not depend on: the closed loop's own, and the price.
-_NO_MATTER = ("clients", "rounds", "seconds", "price_per_hour", "trace")
+_NO_MATTER = ("clients", "rounds", "enough", "seconds", "price_per_hour", "trace")
 
 
 def measure_sla(work: Workbench, closed: BenchRun, listener: Listener) -> ServingVerdict:
@@ -55,31 +69,98 @@ def measure_sla(work: Workbench, closed: BenchRun, listener: Listener) -> Servin
     sla, arrivals_of = Sla(how.sla_ms, how.sla_share), arrivals_for(how)
     if (known := known_search(work)) is not None:
         listener.stage("benchmark: rates within the SLA are known from the last search")
-        return _decide(work, known.searches, sla)
-    start = _START * closed.summaries[0].throughput_rps.value
-    listener.stage("benchmark: highest rate within the SLA")
+        return _decide(work, known.searches, known.confirmation, sla)
+    tried = _Tried(work, _START * closed.summaries[0].throughput_rps.value)
+    stage = "benchmark: highest rate within the SLA"
+    listener.stage(f"{stage}, going on with a search that was stopped" if tried.any else stage)
     texts = list(work.task("verification").texts)
     with ExitStack() as stack:
         measures = {
-            name: _measure(stack.enter_context(_serve(work, name)), texts, arrivals_of, (sla, how))
+            name: tried.measure(
+                name,
+                _measure(stack.enter_context(_serve(work, name)), texts, arrivals_of, (sla, how)),
+            )
             for name in (REFERENCE, PLAN)
         }
+
+        def tell(name: str, trial: RateTrial) -> None:
+            listener.step(f"{name} {trial.rate:.3g}/s")
+
         found = search_rates(
             measures,
-            start,
+            tried.start,
             tolerance=how.rate_tolerance,
+            least=_least_rate(tried.start, how.trial_s),
             most_trials=_MOST_TRIALS,
-            on_trial=lambda name, trial: listener.step(f"{name} {trial.rate:.3g}/s"),
+            on_trial=tell,
         )
-    work.run.write_run({"serving_for": conditions_of(work)})
-    return _decide(work, found, sla)
+        reference, engine = found
+        confirmation = confirm(
+            (reference, measures[REFERENCE]), (engine, measures[PLAN]), on_trial=tell
+        )
+    work.run.write_run({"serving_for": conditions_of(work), "serving_search": None})
+    return _decide(work, found, confirmation, sla)
 
 
-def _decide(work: Workbench, found: Sequence[RateFound], sla: Sla) -> ServingVerdict:
+class _Tried:
+    """Trials of a search as they come: written down, and taken again where it was stopped.
+
+    Args:
+        work: The workbench.
+        start: Where a new search begins; one that goes on began where it did.
+    """
+
+    def __init__(self, work: Workbench, start: float) -> None:
+        self._run = work.run
+        now, before = conditions_of(work), work.run.read_run().get("serving_search") or {}
+        if before.get("for") != now:
+            before = {"for": now, "start": start, "trials": {}}
+        self.start: float = before["start"]
+        self._kept: dict[str, Any] = before
+        self._left = {
+            name: [from_dict(RateTrial, one) for one in trials]
+            for name, trials in before["trials"].items()
+        }
+
+    @property
+    def any(self) -> bool:
+        """Whether trials were taken over."""
+        return any(self._left.values())
+
+    def measure(self, name: str, measure: Callable[[float, int], RateTrial]) -> Measure:
+        """Return what tries a rate on an engine, with another seed each time that it is asked."""
+        times: Counter[float] = Counter()
+
+        def tried(rate: float) -> RateTrial:
+            times[rate] += 1
+            left = self._left.get(name, [])
+            if left and left[0].rate == rate:
+                return left.pop(0)
+            trial = measure(rate, times[rate] - 1)
+            self._kept["trials"].setdefault(name, []).append(to_dict(trial))
+            self._run.write_run({"serving_search": self._kept})
+            return trial
+
+        return tried
+
+
+def _least_rate(start: float, trial_s: float) -> float:
+    """Return the lowest rate to try: far below where queues form, with requests to judge by."""
+    return max(start / _FALL, min(start / 2, _LEAST_REQUESTS / (4 * trial_s)))
+
+
+def _decide(
+    work: Workbench, found: Sequence[RateFound], confirmation: Confirmation | None, sla: Sla
+) -> ServingVerdict:
     """Reach the verdict on what was found, and write it down."""
     how, (reference, engine) = work.config.bench, found
     verdict = reach_verdict(
-        reference, engine, sla, arrivals=how.arrivals, price_per_hour=how.price_per_hour
+        reference,
+        engine,
+        sla,
+        confirmation=confirmation,
+        arrivals=how.arrivals,
+        price_per_hour=how.price_per_hour,
     )
     work.run.write_run({"serving": to_dict(verdict)})
     _record(work, verdict)
@@ -168,28 +249,43 @@ def _measure(
     texts: list[tuple[str, str | None]],
     arrivals_of: Callable[[float], Arrivals],
     how: tuple[Sla, BenchConfig],
-) -> Callable[[float], RateTrial]:
-    """Return what tries a rate on a service; every trial has the same seed."""
+) -> Callable[[float, int], RateTrial]:
+    """Return what tries a rate on a service; the n-th trial of a rate has the same seed for all."""
     sla, config = how
     target = ServiceTarget(service)
 
-    def measure(rate: float) -> RateTrial:
+    def measure(rate: float, seed: int) -> RateTrial:
+        arrivals = arrivals_of(rate)
         load = OpenLoop(
-            arrivals_of(rate),
-            measure_s=config.trial_s,
+            arrivals,
+            measure_s=trial_seconds(arrivals, config.trial_s),
             warmup_s=_WARMUP_SHARE * config.trial_s,
             drain_s=max(10 * sla.limit_ms / 1e3, 5.0),
+            seed=seed,
         )
-        return judge_rate(rate, drive_open(target, texts, load), sla)
+        steady = arrivals.period_s == 0
+        return judge_rate(rate, drive_open(target, texts, load), sla, steady=steady)
 
     return measure
 
 
+def trial_seconds(arrivals: Arrivals, least_s: float) -> float:
+    """Return how long a rate is measured: long enough for a few requests, and whole periods.
+
+    Half a period of bursts or of a trace would offer another rate than the one asked for. A trace
+    that takes ten times as long as was asked for is not heard out.
+    """
+    wanted_s = max(least_s, _LEAST_REQUESTS / arrivals.rate)
+    period_s = arrivals.period_s
+    if not 0 < period_s <= _MOST_TIMES * wanted_s:
+        return wanted_s
+    return math.ceil(wanted_s / period_s) * period_s
+
+
 def _record(work: Workbench, verdict: ServingVerdict) -> None:
     """Make a verified plan ``no_gain`` where speed was asked for and load shows none."""
-    asked_for_bytes = work.config.plan.objective == "bytes"
-    if not verdict.no_gain or asked_for_bytes:
+    if not verdict.no_gain or judging.gains_by_bytes(work):
         return
     if work.run.read_run().get("verdict") == Verdict.VERIFIED:
-        words = f"do not quantize for this load: {verdict.words}"
+        words = f"do not quantize: {verdict.words}"
         work.run.write_run({"verdict": str(Verdict.NO_GAIN), "verdict_words": words})

@@ -12,8 +12,9 @@ from qbench.config import BenchConfig, make_config
 from qbench.errors import ConfigError
 from qbench.pipeline import build_engine, calibrate, make_plan, start, sweep, verify
 from qbench.rundir import RunDir
-from qbench.serving.arrivals import Process
-from qbench.sla import arrivals_for, known_search, verdict_under_load
+from qbench.serving.arrivals import Arrivals, Process
+from qbench.serving.rate import judge_rate
+from qbench.sla import arrivals_for, known_search, trial_seconds, verdict_under_load
 from qbench.testing.models import bert_folder, pairs_csv
 from qbench.workbench import Workbench
 
@@ -37,8 +38,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "prepared": str(place / "calib_data"),
             },
             "task": {"kind": "retrieval"},
-            "sweep": {"race": False, "formats": ["int8"], "include": ["*.query"]},
-            "plan": {"max_drop": "30 %", "levels": 1, "objective": "bytes"},
+            "sweep": {"race": False, "formats": ["w8a16"], "include": ["*.query"]},
+            "plan": {"max_drop": "30 %", "objective": "bytes", "keep": ["*.query=w8a16"]},
             "bench": {"rate_tolerance": 0.5},
             "run": {"results": str(place / "results"), "id": "small", "threads": 1},
         }
@@ -97,19 +98,65 @@ def test_the_verdict_names_rates_gain_and_price(built, ask):
         assert serving["cost_per_million"][name] == pytest.approx(0.36 / (rate * 3600) * 1e6)
     gain = serving["gain"]
     assert gain["value"] == pytest.approx(serving["rates"]["plan"] / serving["rates"]["reference"])
-    assert serving["no_gain"] == (gain["low"] <= 1.0)
+    pairs = serving["confirmation"]
+    assert (pairs is None) == (gain["low"] <= 1.0)
+    shown = pairs is not None and len(pairs["engine"]) == 5
+    assert serving["no_gain"] or (
+        shown
+        and all(one["kept"] for one in pairs["engine"])
+        and not any(one["kept"] for one in pairs["reference"])
+    )
     assert [one["name"] for one in serving["searches"]] == ["reference", "plan"]
     assert all(one["trials"] for one in serving["searches"])
     for search in serving["searches"]:
         kept = [one for one in search["trials"] if one["kept"]]
         assert all(one["p50_ms"]["value"] <= one["p95_ms"]["value"] for one in kept)
-        assert all(one["p99_ms"]["low"] <= one["p99_ms"]["high"] for one in kept)
+        assert all(one["p99_ms"]["low"] <= one["p99_ms"]["value"] for one in kept)
     assert RunDir.open(built).read_run()["serving"]["words"] == serving["words"]
     assert content["serving_reused"] is False
     check_reuse(ask(str(built), *SHORT, "--price-per-hour", "7.2")[1], serving)
     work = Workbench.reopen(built, {"bench.token_budget": 128})
     work.run.unlock()
     assert known_search(work) is None and verdict_under_load(work) is not None
+
+
+def test_a_search_that_is_stopped_goes_on_where_it_was(built, ask, monkeypatch):
+    words = [str(built), *SHORT, "--sla-ms", "0.002", "--trial-seconds", "0.2"]
+    done: list[float] = []
+
+    def counting(rate, *rest, **how):
+        done.append(rate)
+        if len(done) == 5:
+            raise KeyboardInterrupt
+        return judge_rate(rate, *rest, **how)
+
+    monkeypatch.setattr("qbench.sla.judge_rate", counting)
+    assert ask(*words)[0] == 130
+    run = RunDir.open(built)
+    kept = run.read_run()["serving_search"]["trials"]
+    assert sum(map(len, kept.values())) == 4
+    run.write_run({"verdict": "no_gain", "verdict_words": "do not quantize: long ago"})
+    _, content, told = ask(*words)
+    assert "going on with a search that was stopped" in told
+    serving = content["serving"]
+    trials = sum(len(one["trials"]) for one in serving["searches"])
+    assert len(done) == 5 + trials - 4
+    before = [one["trials"][0]["p99_ms"]["value"] for one in serving["searches"]]
+    assert before == [kept[name][0]["p99_ms"]["value"] for name in ("reference", "plan")]
+    assert run.read_run()["serving_search"] is None
+    assert serving["rates"] == {"reference": 0.0, "plan": 0.0} and serving["no_gain"]
+    assert serving["words"].startswith("neither engine keeps 99% within 0.002 ms, at ")
+    assert content["verdict_words"] != "do not quantize: long ago", "what verification said is back"
+
+
+def test_a_trial_lasts_whole_periods_and_has_requests_to_judge_by(tmp_path):
+    assert trial_seconds(Arrivals(100.0), 4.0) == 4.0
+    assert trial_seconds(Arrivals(0.5), 4.0) == 20.0
+    assert trial_seconds(Arrivals(100.0, Process.BURSTS), 4.0) == pytest.approx(4.4)
+    trace = tuple(float(second) for second in range(1000))
+    heard = Arrivals(100.0, Process.TRACE, trace_s=trace)
+    assert trial_seconds(heard, 4.0) == pytest.approx(10.0)
+    assert trial_seconds(heard, 0.5) == 0.5, "more than ten times as long"
 
 
 def check_reuse(again: dict, before: dict) -> None:

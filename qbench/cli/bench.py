@@ -167,7 +167,21 @@ def _answer(
 
 def _show_verdict(console: Console, verdict: ServingVerdict) -> None:
     console.print(f"under load: {verdict.words}", markup=False)
-    for name, rate in verdict.rates.items():
-        cost = verdict.cost_per_million.get(name)
+    for found in verdict.searches:
+        cost, held = verdict.cost_per_million.get(found.name), found.held
         price = "" if cost is None else f", {cost:.4g} a million requests"
-        console.print(f"  {name}: {rate:.4g} requests/s within the SLA{price}", markup=False)
+        tail = ""
+        if held is not None and held.p99_ms is not None:
+            tail = f", P99 there {held.p99_ms.value:.3g} ms"
+        fails = "" if found.above is None else f"; fails at {found.above:.4g}"
+        console.print(
+            f"  {found.name}: {found.rate:.4g} requests/s within the SLA{tail}{price}{fails}",
+            markup=False,
+        )
+    late = [trial.generator_late for found in verdict.searches for trial in found.trials]
+    if any(late):
+        console.print(
+            f"  the load generator was late by a tenth of the SLA or more in {sum(late)} of "
+            f"{len(late)} trials; that counts against the engine",
+            markup=False,
+        )

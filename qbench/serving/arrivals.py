@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,6 +10,8 @@ from enum import StrEnum
 import numpy as np
 
 from qbench.errors import ConfigError
+
+_QUIET = 0.1  # of the mean rate, between bursts
 
 
 class Process(StrEnum):
@@ -47,7 +50,8 @@ class Arrivals:
         if self.process is Process.TRACE:
             if len(self.trace_s) < 2 or min(np.diff(self.trace_s)) < 0:
                 raise ConfigError(
-                    f"a trace needs two arrivals or more in order of time, got {len(self.trace_s)}"
+                    f"a trace needs two arrivals or more in order of time, got "
+                    f"{len(self.trace_s)}; each line of its file is one time in seconds"
                 )
         elif not 0 < self.rate < float("inf"):
             raise ConfigError(f"rate is {self.rate}; allowed: more than 0 requests a second")
@@ -67,12 +71,27 @@ class Arrivals:
             return _poisson(self.rate, duration_s, rng)
         return self._bursts(duration_s, rng)
 
+    @property
+    def period_s(self) -> float:
+        """After how long the schedule repeats: of bursts, and of a trace at a rate; else 0."""
+        if self.process is Process.BURSTS:
+            return self.burst_s / self._burst_share
+        if self.process is Process.TRACE and self.rate > 0:
+            return len(self.trace_s) / self.rate
+        return 0.0
+
+    @property
+    def _burst_share(self) -> float:
+        """Share of the time that is a burst; between bursts there is a tenth of the mean rate."""
+        return (1 - _QUIET) / (self.burst_times - _QUIET)
+
     def _replay(self, duration_s: float) -> np.ndarray:
         """Repeat the trace as often as the duration needs."""
         times = np.asarray(self.trace_s) - self.trace_s[0]
         span = float(times[-1]) * len(times) / (len(times) - 1)  # a mean gap closes the circle
         if self.rate > 0:
-            times, span = times * (len(times) / span / self.rate), len(times) / self.rate
+            wanted = len(times) / self.rate
+            times, span = times * (wanted / span if span > 0 else 0.0), wanted
         if span <= 0:
             raise ConfigError("all arrivals of the trace are at one time; give it a rate")
         rounds = int(np.ceil(duration_s / span))
@@ -81,13 +100,10 @@ class Arrivals:
 
     def _bursts(self, duration_s: float, rng: np.random.Generator) -> np.ndarray:
         """Poisson arrivals at the burst's rate in bursts, at a tenth of the mean between."""
-        quiet = 0.1 * self.rate
-        high = self.burst_times * self.rate
-        share = (self.rate - quiet) / (high - quiet)  # of the time
-        period_s = self.burst_s / share
+        high, period_s = self.burst_times * self.rate, self.period_s
         times = _poisson(high, duration_s, rng)
         phase = (times + period_s - period_s * 0.5) % period_s
-        keep = (phase < self.burst_s) | (rng.random(len(times)) < quiet / high)
+        keep = (phase < self.burst_s) | (rng.random(len(times)) < _QUIET / self.burst_times)
         return times[keep]
 
 
@@ -108,6 +124,8 @@ def read_trace(lines: Sequence[str]) -> tuple[float, ...]:
             continue
         try:
             times.append(float(line))
+            if not math.isfinite(times[-1]):
+                raise ValueError
         except ValueError:
             raise ConfigError(
                 f"line {number} of the trace is {line.strip()!r}; allowed: a time in seconds"

@@ -138,10 +138,34 @@ class OpenResult:
         """
         return percentile_interval(blocks_of(self.measured), percent, level=level)
 
-    def within(self, limit_ms: float) -> float:
-        """Return the share of all requests that were answered within a limit."""
-        due = self.measured
-        good = sum(one.status == "ok" and one.latency_s * 1e3 <= limit_ms for one in due)
+    @property
+    def drift(self) -> float:
+        """Latency gained from the first to the second half of answered requests, s a second.
+
+        Where arrivals come at one rate it is about the share by which that exceeds what the
+        server carries, and about 0 where it does not.
+        """
+        done = [one for one in self.measured if one.status == "ok"]
+        if len(done) < _LEAST_BLOCKS:
+            return 0.0
+        halves = done[: len(done) // 2], done[len(done) // 2 :]
+        (first_s, latency_s), (later_s, later_latency_s) = (
+            np.mean([(one.intended_s, one.latency_s) for one in half], axis=0) for half in halves
+        )
+        return float((later_latency_s - latency_s) / max(later_s - first_s, 1e-9))
+
+    def within(self, limit_ms: float, *, from_sent: bool = False) -> float:
+        """Return the share of all requests that were answered within a limit.
+
+        Args:
+            limit_ms: The limit.
+            from_sent: Whether the generator's own lateness is left out: only to tell whose fault
+                a long latency is, never to judge a server.
+        """
+        due, limit_s = self.measured, limit_ms / 1e3
+        good = sum(
+            one.status == "ok" and one.latency_s - one.lag_s * from_sent <= limit_s for one in due
+        )
         return good / max(len(due), 1)
 
 

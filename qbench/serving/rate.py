@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from qbench.errors import ConfigError
 from qbench.records import Estimate
 from qbench.serving.openload import OpenResult
 
-_LAG_SHARE = 0.1  # of the SLA: a generator later than this measures itself
+_LAG_SHARE = 0.1  # of the SLA: a generator later than this is told of
+_DRIFT = 0.05  # seconds of latency gained a second: the server takes 5 % more time than there is
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,10 @@ class RateTrial:
         p99_ms: 99th percentile, likewise.
         statuses: Requests by what became of them.
         lag_p99_ms: How late the generator was.
-        generator_late: Whether that is too late for the trial to say anything of the server.
+        generator_late: Whether that is a tenth of the limit or more.
+        offered_rps: Requests a second that were really due; arrivals at random are not exact.
+        inconclusive: Whether the SLA was broken by the late generator alone: counted from when
+            requests really were sent it was kept, so that the trial says nothing of the server.
     """
 
     rate: float
@@ -62,15 +67,29 @@ class RateTrial:
     statuses: Mapping[str, int]
     lag_p99_ms: float
     generator_late: bool
+    offered_rps: float | None = None
+    inconclusive: bool = False
 
 
-def judge_rate(rate: float, result: OpenResult, sla: Sla) -> RateTrial:
-    """Return whether a load kept the SLA."""
+def judge_rate(rate: float, result: OpenResult, sla: Sla, *, steady: bool = False) -> RateTrial:
+    """Return whether a load kept the SLA.
+
+    Args:
+        rate: The rate that was asked for.
+        result: What the load gave.
+        sla: The promise.
+        steady: Whether arrivals come at one rate all the time. A server that falls behind under
+            such a load breaks every promise in the end, even if a short trial ends before.
+    """
     within, answered = result.within(sla.limit_ms), result.statuses.get("ok", 0) > 0
     lag_ms = result.lag_p99_s * 1e3
+    behind = steady and result.drift > _DRIFT
+    kept = within >= sla.share and not behind
+    late = lag_ms > _LAG_SHARE * sla.limit_ms
+    sent_within = result.within(sla.limit_ms, from_sent=True)
     return RateTrial(
         rate=rate,
-        kept=within >= sla.share,
+        kept=kept,
         within=within,
         goodput_rps=result.goodput_rps,
         p50_ms=result.percentile(50) if answered else None,
@@ -78,19 +97,27 @@ def judge_rate(rate: float, result: OpenResult, sla: Sla) -> RateTrial:
         p99_ms=result.percentile(99) if answered else None,
         statuses=dict(result.statuses),
         lag_p99_ms=lag_ms,
-        generator_late=lag_ms > _LAG_SHARE * sla.limit_ms,
+        generator_late=late,
+        offered_rps=result.offered_rps,
+        inconclusive=late and not kept and sent_within >= sla.share and not behind,
     )
 
 
 class RateSearch:
     """Which rate to try next: a pure state machine that is fed with outcomes.
 
-    It doubles or halves until one rate keeps the SLA and a higher one does not, then halves the
-    gap between the two (on a logarithmic scale) until they are near enough.
+    It doubles, or falls in growing steps, until one rate keeps the SLA and a higher one does not,
+    then halves the gap between the two (on a logarithmic scale) until they are near enough. A
+    rate that failed once is tried once more: what else runs on a machine only makes trials fail.
     """
 
     def __init__(
-        self, start: float, *, tolerance: float = 0.05, least: float = 0.05, most: float = 1e6
+        self,
+        start: float,
+        *,
+        tolerance: float = 0.05,
+        least: float = 0.05,
+        most: float = 1e6,
     ) -> None:
         """Begin at a guess.
 
@@ -107,20 +134,23 @@ class RateSearch:
         if not 0 < start < float("inf"):
             raise ConfigError(f"start is {start}; allowed: more than 0 requests a second")
         self._start, self._tolerance = min(max(start, least), most), tolerance
-        self._least, self._most = least, most
+        self._least, self._most, self._step = least, most, 2.0
+        self._doubted: float | None = None
         self.kept: float | None = None
         self.failed: float | None = None
 
     def next_rate(self) -> float | None:
         """Return the rate to try next, or ``None`` where the search is over."""
         kept, failed = self.kept, self.failed
+        if self._doubted is not None:
+            return self._doubted
         if kept is None and failed is None:
             return self._start
         if failed is None:
             assert kept is not None
             return min(kept * 2, self._most) if kept < self._most else None
         if kept is None:
-            return max(failed / 2, self._least) if failed > self._least else None
+            return max(failed / self._step, self._least) if failed > self._least else None
         return None if failed <= kept * (1 + self._tolerance) else math.sqrt(kept * failed)
 
     def tell(self, rate: float, kept: bool) -> None:
@@ -129,14 +159,20 @@ class RateSearch:
         An outcome that contradicts an earlier one (a higher rate held, a lower one failed)
         moves the bracket: the later trial is believed.
         """
+        if not kept and self._doubted != rate:
+            self._doubted = rate
+            return
+        self._doubted = None
         if kept:
             self.kept = rate
             if self.failed is not None and self.failed <= rate:
                 self.failed = None
-        else:
-            self.failed = rate
-            if self.kept is not None and self.kept >= rate:
-                self.kept = None
+            return
+        if self.kept is None and self.failed is not None:
+            self._step *= 2
+        self.failed = rate
+        if self.kept is not None and self.kept >= rate:
+            self.kept = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +182,8 @@ class RateFound:
     Attributes:
         name: The engine.
         rate: Highest rate that kept the SLA, requests a second; 0 where none did.
-        above: Lowest higher rate that did not; ``None`` where all did.
+        above: Lowest higher rate that did not; ``None`` where all did, or where the generator
+            alone was too late there: the engine may carry more.
         trials: Every trial, in order.
     """
 
@@ -161,12 +198,22 @@ class RateFound:
         kept = [trial for trial in self.trials if trial.kept and trial.rate == self.rate]
         return kept[-1] if kept else None
 
+    @property
+    def generator_bound(self) -> bool:
+        """Whether the generator, and not the engine, ended the search."""
+        return self.above is None and any(trial.inconclusive for trial in self.trials)
+
+
+#: Tries a rate on one engine.
+Measure: TypeAlias = Callable[[float], RateTrial]
+
 
 def search_rates(
-    measures: Mapping[str, Callable[[float], RateTrial]],
+    measures: Mapping[str, Measure],
     start: float,
     *,
     tolerance: float = 0.05,
+    least: float = 0.05,
     most_trials: int = 16,
     on_trial: Callable[[str, RateTrial], None] | None = None,
 ) -> tuple[RateFound, ...]:
@@ -178,10 +225,11 @@ def search_rates(
         measures: Tries a rate, by the engine's name.
         start: The first rate of each.
         tolerance: As for ``RateSearch``.
+        least: As for ``RateSearch``.
         most_trials: Most trials of one engine.
         on_trial: Hears of each trial.
     """
-    searches = {name: RateSearch(start, tolerance=tolerance) for name in measures}
+    searches = {name: RateSearch(start, tolerance=tolerance, least=least) for name in measures}
     trials: dict[str, list[RateTrial]] = {name: [] for name in measures}
     for _ in range(most_trials):
         for name, search in searches.items():
@@ -197,4 +245,75 @@ def search_rates(
 
 
 def _found(name: str, trials: Sequence[RateTrial], search: RateSearch) -> RateFound:
-    return RateFound(name, search.kept or 0.0, search.failed, tuple(trials))
+    at_limit = [one for one in trials if one.rate == search.failed]
+    blamed = bool(at_limit) and at_limit[-1].inconclusive
+    return RateFound(name, search.kept or 0.0, None if blamed else search.failed, tuple(trials))
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """Trials of both engines at one rate, pair by pair: a gain shows in every pair, or is none.
+
+    Were both alike, each would be the one that keeps the SLA as often as the other: that all of
+    five pairs say the same comes with a probability of 1/32 at most (sign test).
+
+    Attributes:
+        rate: Requests a second, between what the reference and the engine were found to carry.
+        reference: The reference's trials.
+        engine: The engine's, of the same pairs.
+    """
+
+    rate: float
+    reference: tuple[RateTrial, ...]
+    engine: tuple[RateTrial, ...]
+
+    @property
+    def shown(self) -> int:
+        """Pairs in which the engine kept the SLA and the reference broke it."""
+        return sum(map(_tells, self.reference, self.engine))
+
+    @property
+    def holds(self) -> bool:
+        """Whether each of the pairs shows the gain."""
+        return self.shown == len(self.reference) >= PAIRS
+
+
+#: Pairs that a confirmation needs.
+PAIRS = 5
+
+
+def confirm(
+    reference: tuple[RateFound, Measure],
+    engine: tuple[RateFound, Measure],
+    on_trial: Callable[[str, RateTrial], None] | None = None,
+) -> Confirmation | None:
+    """Try both engines in pairs at a rate that the engine should carry and the reference not.
+
+    It ends with the first pair that does not show it.
+
+    Args:
+        reference: What the search found of the reference, and what tries a rate on it.
+        engine: The same of the engine.
+        on_trial: Hears of each trial.
+
+    Returns:
+        The pairs; ``None`` where the search itself shows no gain.
+    """
+    (slow, _), (quick, _) = reference, engine
+    if slow.above is None or quick.rate < slow.above or 0 < slow.rate <= quick.rate <= slow.above:
+        return None
+    rate = math.sqrt(slow.above * quick.rate)
+    found: dict[str, list[RateTrial]] = {slow.name: [], quick.name: []}
+    for _ in range(PAIRS):
+        for one, measure in (engine, reference):
+            trial = measure(rate)
+            found[one.name].append(trial)
+            if on_trial is not None:
+                on_trial(one.name, trial)
+        if not _tells(found[slow.name][-1], found[quick.name][-1]):
+            break
+    return Confirmation(rate, tuple(found[slow.name]), tuple(found[quick.name]))
+
+
+def _tells(reference: RateTrial, engine: RateTrial) -> bool:
+    return engine.kept and not reference.kept and not reference.inconclusive

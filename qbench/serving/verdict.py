@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qbench.records import Estimate, from_dict
-from qbench.serving.rate import RateFound, Sla
+from qbench.serving.rate import Confirmation, RateFound, Sla
 
 _HOUR_S = 3600.0
 
@@ -31,6 +31,7 @@ class ServingVerdict:
             price.
         words: The verdict in one sentence.
         searches: Every trial.
+        confirmation: Trials of both in pairs at one rate, where the search showed a gain.
     """
 
     sla_ms: float
@@ -44,6 +45,7 @@ class ServingVerdict:
     cost_per_million: Mapping[str, float]
     words: str
     searches: tuple[RateFound, ...]
+    confirmation: Confirmation | None = None
 
 
 def revive_verdict(said: Mapping[str, Any]) -> ServingVerdict | None:
@@ -64,6 +66,7 @@ def reach_verdict(
     engine: RateFound,
     sla: Sla,
     *,
+    confirmation: Confirmation | None = None,
     arrivals: str = "poisson",
     price_per_hour: float | None = None,
 ) -> ServingVerdict:
@@ -73,11 +76,13 @@ def reach_verdict(
         reference: What the reference carries.
         engine: What the engine carries.
         sla: The promise to keep.
+        confirmation: Pairs of trials; a gain that they do not show is none.
         arrivals: Process of the arrivals, for the record.
         price_per_hour: Price of the machine, any currency; ``None`` for no costs.
     """
     gain = _ratio(reference, engine)
     better = gain.low > 1.0 if gain is not None else engine.rate > reference.rate
+    better = better and (confirmation is None or confirmation.holds)
     price = price_per_hour
     costs = (
         {}
@@ -94,8 +99,9 @@ def reach_verdict(
         gain=gain,
         no_gain=not better,
         cost_per_million={name: cost for name, cost in costs.items() if math.isfinite(cost)},
-        words=_words(reference, engine, gain, better, sla),
+        words=_words((reference, engine), sla, (gain, confirmation), better),
         searches=(reference, engine),
+        confirmation=confirmation,
     )
 
 
@@ -110,15 +116,47 @@ def _ratio(reference: RateFound, engine: RateFound) -> Estimate | None:
 
 
 def _words(
-    reference: RateFound, engine: RateFound, gain: Estimate | None, better: bool, sla: Sla
+    found: tuple[RateFound, RateFound],
+    sla: Sla,
+    shown: tuple[Estimate | None, Confirmation | None],
+    better: bool,
 ) -> str:
-    promise = f"{sla.share:.0%} within {sla.limit_ms:g} ms"
+    (reference, engine), (gain, confirmation) = found, shown
+    promise = f"{100 * sla.share:g}% within {sla.limit_ms:g} ms"
     if engine.rate <= 0 and reference.rate <= 0:
-        return f"neither engine keeps {promise} at any rate"
+        least = min(one.rate for search in found for one in search.trials)
+        return f"neither engine keeps {promise}, at {least:.3g}/s as little as at more"
+    if confirmation is not None and not confirmation.holds:
+        return f"no gain under this load: {_rates(found)} with {promise}, {_doubt(confirmation)}"
     if gain is None:
         one, other = (engine, reference) if better else (reference, engine)
-        return f"{one.name} carries {one.rate:.3g}/s with {promise}; {other.name} never keeps it"
-    rates = f"{engine.rate:.3g}/s against {reference.rate:.3g}/s with {promise}"
+        return f"{one.name} carries {_rate(one)} with {promise}; {other.name} never keeps it"
     if better:
-        return f"{engine.name} carries {gain.value:.2f}x the load of {reference.name}: {rates}"
-    return f"no gain under this load: {engine.name} carries {rates}"
+        times = f"{gain.value:.2f}x" if engine.above is not None else f"{gain.value:.2f}x or more"
+        gained = f"{engine.name} carries {times} the load of {reference.name}"
+        return f"{gained}: {_rates(found)} with {promise}"
+    return f"no gain under this load: {engine.name} carries {_rates(found)} with {promise}"
+
+
+def _rates(found: tuple[RateFound, RateFound]) -> str:
+    reference, engine = found
+    return f"{_rate(engine)} against {_rate(reference)}"
+
+
+def _rate(found: RateFound) -> str:
+    """Say what an engine carries; where no higher rate failed it is a lower bound."""
+    if found.above is not None:
+        return f"{found.rate:.3g}/s"
+    why = "the load generator came no further" if found.generator_bound else "no more was tried"
+    return f"at least {found.rate:.3g}/s ({why})"
+
+
+def _doubt(confirmation: Confirmation) -> str:
+    slow, quick = confirmation.reference[-1], confirmation.engine[-1]
+    if not quick.kept:
+        why = "the engine did not keep it again"
+    elif slow.kept:
+        why = "the reference kept it too"
+    else:
+        why = "the load generator was too late to tell"
+    return f"and side by side at {confirmation.rate:.3g}/s {why}"

@@ -43,6 +43,30 @@ def test_a_trace_is_replayed_again_and_again_and_stretched_to_a_rate():
     assert gaps[1] / gaps[0] == pytest.approx(3.0)
 
 
+def test_whole_periods_of_bursts_and_traces_offer_the_rate_that_was_asked_for():
+    bursts = Arrivals(200.0, Process.BURSTS)
+    assert bursts.period_s == pytest.approx(2.2)
+    counts = [
+        len(draw(seconds=4.4, seed=seed, rate=200.0, process=Process.BURSTS)) for seed in range(40)
+    ]
+    assert np.mean(counts) == pytest.approx(880, rel=0.03)
+    trace = Arrivals(10.0, Process.TRACE, trace_s=(0.0, 0.1, 5.0))
+    assert trace.period_s == pytest.approx(0.3)
+    assert len(trace.draw(0.6, np.random.default_rng(0))) == 6
+    assert Arrivals(10.0).period_s == 0.0
+
+
+def test_a_trace_of_one_moment_is_a_burst_at_a_rate():
+    times = draw(seconds=1.0, rate=4.0, process=Process.TRACE, trace_s=(3.0, 3.0))
+    assert times == pytest.approx([0.0, 0.0, 0.5, 0.5])
+
+
+@pytest.mark.parametrize("line", ["nan", "inf", "-inf"])
+def test_a_trace_has_no_endless_times(line):
+    with pytest.raises(ConfigError, match=f"line 2 of the trace is '{line}'"):
+        read_trace(["1", line])
+
+
 def test_a_trace_file_has_a_time_on_each_line():
     assert read_trace(["2.5", "", "1.0 "]) == (1.0, 2.5)
     with pytest.raises(ConfigError, match="line 2 of the trace is 'noon'"):
