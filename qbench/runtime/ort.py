@@ -30,6 +30,7 @@ _NUMPY_TYPES = frozenset(
 )
 #: Bytes of weights from which on a closed session's memory is given back at once.
 _LARGE_BYTES = 8 << 20
+CUDA_PROVIDER = "CUDAExecutionProvider"
 _DTYPES = {
     "tensor(float)": "float32",
     "tensor(float16)": "float16",
@@ -53,6 +54,7 @@ class SessionSettings:
         optimised_path: Where the runtime saves its optimised graph, or ``None``.
         optimise: Whether graph optimisation is on (it is, but for a look at single nodes).
         profile_stem: Beginning of the file where the runtime writes node times, or ``None``.
+        stream: CUDA stream that the session computes on; 0 for one of the runtime's own.
     """
 
     backend: str = "ort-cpu"
@@ -61,6 +63,7 @@ class SessionSettings:
     optimised_path: Path | None = None
     optimise: bool = True
     profile_stem: Path | None = None
+    stream: int = 0
 
 
 def settings_for(backend: Backend, threads: int | None = None) -> SessionSettings:
@@ -73,7 +76,12 @@ class Session:
     """A loaded graph that runs on NumPy arrays."""
 
     def __init__(
-        self, raw: Any, provider: str, weight_bytes: int = 0, held: Sequence[Any] = ()
+        self,
+        raw: Any,
+        provider: str,
+        weight_bytes: int = 0,
+        held: Sequence[Any] = (),
+        source: tuple[Path, SessionSettings] | None = None,
     ) -> None:
         """Wrap an ``onnxruntime.InferenceSession`` that must run on ``provider``.
 
@@ -82,8 +90,9 @@ class Session:
             provider: The execution provider.
             weight_bytes: Bytes of the graph's weights.
             held: Weights that the runtime reads where they lie: they live as long as it does.
+            source: The file that it was opened on, and how; ``None`` for a graph in memory.
         """
-        self._raw = raw
+        self._raw, self._source = raw, source
         self._weight_bytes, self._held = weight_bytes, list(held)
         self.provider = provider
         self.inputs = tuple(
@@ -108,6 +117,17 @@ class Session:
         except Exception as error:  # the runtime's exceptions have no common base
             raise MeasurementError(f"{type(error).__name__}: {error}") from error
         return dict(zip(names, values, strict=True))
+
+    def on_stream(self, stream: int) -> Session | None:
+        """Return a session of its own on a CUDA stream; ``None`` where no file can be reopened.
+
+        Args:
+            stream: The runtime's handle of the stream.
+        """
+        if self._source is None or self.provider != CUDA_PROVIDER:
+            return None
+        path, settings = self._source
+        return open_session(path, replace(settings, stream=stream))
 
     @property
     def raw(self) -> Any:
@@ -177,18 +197,20 @@ def open_session(graph: ir.Model | Path, settings: SessionSettings) -> Session:
     provider = runs_on.provider
     payload, held = _payload(graph, options)
     try:
-        raw = _open(payload, options, runs_on)
+        raw = _open(payload, options, runs_on, settings.stream)
     except Exception as error:  # the runtime's exceptions have no common base
         raise MeasurementError(f"{type(error).__name__}: {str(error)[:600]}") from error
     if provider not in raw.get_providers():
         raise MeasurementError(f"{provider} was asked for and {raw.get_providers()} realised")
-    return Session(raw, provider, _weight_bytes(graph), held)
+    source = (graph, settings) if isinstance(graph, Path) else None
+    return Session(raw, provider, _weight_bytes(graph), held, source)
 
 
-def _open(payload: str | bytes, options: Any, backend: Backend) -> Any:
+def _open(payload: str | bytes, options: Any, backend: Backend, stream: int) -> Any:
     import onnxruntime as ort
 
-    asked = [(backend.provider, dict(backend.provider_options))]
+    given = {"user_compute_stream": str(stream)} if stream else {}
+    asked = [(backend.provider, {**backend.provider_options, **given})]
     return ort.InferenceSession(payload, options, providers=asked)
 
 

@@ -11,21 +11,24 @@ from typing import Any
 import numpy as np
 
 from qbench.records import to_dict
+from qbench.runtime.ort import CUDA_PROVIDER
 from qbench.serving.bench import Engine, Workload, cores
 from qbench.serving.budget import calibrate_budget
 from qbench.serving.cost import BatchCost, BatchMemory, Point, fit_memory
+from qbench.serving.cuda import Cuda, find_cuda
 from qbench.serving.decisions import BatchLimits
 from qbench.serving.estimator import Demand, Sizing, largest_within_memory, size_batches
 from qbench.serving.flights import LoopOptions
 from qbench.serving.lanes import LaneChoice, choose_lanes
 from qbench.serving.memory import MemoryUse, device_memory, process_memory
-from qbench.serving.pool import BoundRun, pools_for
+from qbench.serving.pool import BoundRun, StreamedRun, pools_for
 from qbench.serving.request import Decode, Encoded, Pad, Run, Work, token_count
 from qbench.serving.service import Gates, Service
 
 _LOG = logging.getLogger(__name__)
 _WARM_RUNS = 10
 _LEAST_SHAPES = 3
+_DEVICE_LANES = 4
 _LARGEST = (64, 128, 256, 512, 1024)
 
 
@@ -125,7 +128,8 @@ def open_service(
     """
     encoded = workload.encoded()
     chosen = _choose_lanes(engine, workload.pad, encoded, settings)
-    open_run = functools.partial(_open_run, engine, chosen.threads_per_lane)
+    cuda = _cuda_of(engine, chosen.threads_per_lane)
+    open_run = functools.partial(_open_run, engine, chosen.threads_per_lane, cuda)
     runs = [open_run(index) for index in range(chosen.lanes)]
     read = memory_reader(engine, chosen.threads_per_lane, settings.memory_limit)
     largest = largest_batch(settings, encoded)
@@ -147,7 +151,12 @@ def open_service(
     warm(runs, workload.pad, encoded, replace(largest, tokens=limits.token_budget))
     longest = max(token_count(one) for one in encoded)
     pads = pools_for(
-        engine.inputs, workload.pad, encoded, max(limits.token_budget, longest), settings.pad_id
+        engine.inputs,
+        workload.pad,
+        encoded,
+        max(limits.token_budget, longest),
+        settings.pad_id,
+        np.empty if cuda is None else cuda.page_locked,
     )
     options = LoopOptions(settings.encoders, settings.hang_s, open_run, pads, model)
     held = gates or Gates()
@@ -163,11 +172,7 @@ def open_service(
 
 def memory_reader(engine: Engine, threads: int, limit: int | None) -> Callable[[], MemoryUse]:
     """Return what measures the memory that an engine fills: the device's, else the process's."""
-    on_device = (
-        engine.open_session is not None
-        and engine.open_session(threads).provider == "CUDAExecutionProvider"
-        and device_memory() is not None
-    )
+    on_device = _on_cuda(engine, threads) and device_memory() is not None
 
     def read() -> MemoryUse:
         return (device_memory() if on_device else None) or process_memory(limit)
@@ -263,19 +268,35 @@ def _choose_lanes(
 ) -> LaneChoice:
     if settings.lanes is not None:
         return LaneChoice(settings.lanes, settings.threads_per_lane or 1, ())
+    # NOTE: lanes of a device share it: a few overlap copies with computation, more only wait.
+    most = min(cores(), _DEVICE_LANES) if _on_cuda(engine, 1) else cores()
     if settings.threads_per_lane is not None:
-        return LaneChoice(
-            max(cores() // settings.threads_per_lane, 1), settings.threads_per_lane, ()
-        )
+        return LaneChoice(max(most // settings.threads_per_lane, 1), settings.threads_per_lane, ())
     budget = min(settings.token_budget or 256, largest_batch(settings, encoded).tokens)
-    return choose_lanes(engine.open_lane, pad, encoded, cores(), token_budget=budget)
+    return choose_lanes(engine.open_lane, pad, encoded, most, token_budget=budget)
 
 
-def _open_run(engine: Engine, threads: int, index: int) -> Run:
-    """Open a lane: on a session its outputs get buffers of the lane's own."""
+def _on_cuda(engine: Engine, threads: int) -> bool:
+    opened = engine.open_session
+    return opened is not None and opened(threads).provider == CUDA_PROVIDER
+
+
+def _cuda_of(engine: Engine, threads: int) -> Cuda | None:
+    """Return the CUDA runtime where the engine computes there."""
+    return find_cuda() if _on_cuda(engine, threads) else None
+
+
+def _open_run(engine: Engine, threads: int, cuda: Cuda | None, index: int) -> Run:
+    """Open a lane: on a session its buffers, and on CUDA its stream, are the lane's own."""
     if engine.open_session is None:
         return engine.open_lane(threads)
-    return BoundRun(engine.open_session(threads))
+    session = engine.open_session(threads)
+    if cuda is not None:
+        stream = cuda.stream()
+        own = session.on_stream(stream.handle)
+        if own is not None:
+            return StreamedRun(own, stream)
+    return BoundRun(session, np.empty if cuda is None else cuda.page_locked)
 
 
 def _measure(

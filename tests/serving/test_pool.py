@@ -12,7 +12,7 @@ from qbench.runtime.ort import SessionSettings, open_session
 from qbench.serving.batcher import BatchLimits
 from qbench.serving.flights import LoopOptions
 from qbench.serving.loop import ServingLoop
-from qbench.serving.pool import BoundRun, Buffers, PooledPad, can_pool, lock_pages, pools_for
+from qbench.serving.pool import BoundRun, PooledPad, can_pool, pools_for
 from qbench.serving.request import Work
 from qbench.tasks.padding import pad_batch
 
@@ -178,19 +178,3 @@ def test_a_bound_session_refuses_bad_feeds_with_the_runtime_s_words(session):
     feeds = {"input_ids": np.zeros((2, 3), np.int64), "attention_mask": np.zeros((2, 4), np.int64)}
     with pytest.raises(MeasurementError, match=r"(?i)broadcast|dimension|shape"):
         BoundRun(session)(feeds)
-
-
-def test_pages_are_locked_only_where_a_cuda_runtime_is():
-    array = np.zeros(4096, np.uint8)
-    locked = lock_pages(array)
-    assert isinstance(locked, bool)
-    buffers = Buffers(page_locked=True)
-    assert buffers.take("a", (2, 3), np.dtype(np.int64)).shape == (2, 3)
-
-
-def test_on_cuda_buffers_are_page_locked(session):
-    import onnxruntime as ort
-
-    if "CUDAExecutionProvider" not in ort.get_available_providers():
-        pytest.skip("no onnxruntime-gpu")
-    assert lock_pages(np.zeros(4096, np.uint8))
