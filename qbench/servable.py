@@ -129,6 +129,12 @@ def _engine_file(path: Path) -> Path:
         if (path / name).is_file():
             return path / name
     found = sorted(path.glob("*.onnx"))
+    if not found and (path / "config.json").is_file():
+        raise ModelError(
+            f"{str(path)!r} is a model, and no engine of one yet: make a run of it (qbench sweep "
+            f"{path} …, then plan and build), and give the folder of the run; --engine reference "
+            "is the model as it is"
+        )
     if len(found) != 1:
         told = ", ".join(file.name for file in found) or "none"
         raise ModelError(f"{str(path)!r} must hold one ONNX file, and holds {told}; name the file")

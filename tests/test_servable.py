@@ -99,6 +99,7 @@ def test_a_plan_that_was_changed_since_is_refused() -> None:
         ("stray plan", "plan.yaml", "lies in no run"),
         ("two", "two", "must hold one ONNX file"),
         ("none", "none", "none"),
+        ("model", "model", "qbench sweep model"),
     ],
 )
 def test_what_cannot_be_served_is_one_clear_error(prepare: str, given: str, words: str) -> None:
@@ -112,6 +113,8 @@ def test_what_cannot_be_served_is_one_clear_error(prepare: str, given: str, word
         Path(prepare).mkdir()
         for name in ("a.onnx", "b.onnx") if prepare == "two" else ():
             shutil.copy("model.onnx", Path(prepare) / name)
+        if prepare == "model":
+            Path("model/config.json").write_text("{}")
     with pytest.raises(InputError, match=words):
         find_servable(given)
 

@@ -8,6 +8,25 @@ from typing import Any, TypeVar
 import click
 
 F = TypeVar("F", bound=Callable[..., Any])
+_LONGEST_S = 86_400
+
+
+class Duration(click.FloatRange):
+    """A time of at most a day; click's own range lets NaN through."""
+
+    def __init__(self, least: float, units_a_second: int = 1) -> None:
+        """Take the least time, and what the option counts in."""
+        super().__init__(least)
+        self._most = _LONGEST_S * units_a_second
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the time."""
+        found = float(super().convert(value, param, ctx))
+        if not found <= self._most:
+            self.fail(f"{value} is not a number of at most {self._most}, a day", param, ctx)
+        return found
 
 
 def batching_options(what: str, max_batch: int | None = None) -> Callable[[F], F]:
@@ -28,7 +47,7 @@ def batching_options(what: str, max_batch: int | None = None) -> Callable[[F], F
         ),
         click.option(
             "--max-wait-ms",
-            type=click.FloatRange(0),
+            type=Duration(0, 1000),
             default=5.0,
             show_default=True,
             metavar="MS",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qbench.cli.answers import Answer, answering
-from qbench.cli.batching import batching_options
+from qbench.cli.batching import Duration, batching_options
 from qbench.errors import InputError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ Examples:
 )
 @click.option(
     "--timeout-ms",
-    type=click.FloatRange(0),
+    type=Duration(0, 1000),
     default=0.0,
     show_default=True,
     metavar="MS",

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from qbench.cli.batching import batching_options
+from qbench.cli.batching import Duration, batching_options
 from qbench.gate import check_runtime, require
 
 if TYPE_CHECKING:
     from qbench.hosting import Hosting, HostOptions
+
+_MOST_TOKENS = 1 << 20
 
 
 @click.command(
@@ -113,7 +116,7 @@ Examples:
 )
 @click.option(
     "--header-timeout",
-    type=click.FloatRange(0.01),
+    type=Duration(0.01),
     default=10.0,
     show_default=True,
     help="Longest time until headers are here.",
@@ -121,7 +124,7 @@ Examples:
 )
 @click.option(
     "--body-timeout",
-    type=click.FloatRange(0.01),
+    type=Duration(0.01),
     default=30.0,
     show_default=True,
     help="Longest time until a body is here.",
@@ -129,7 +132,7 @@ Examples:
 )
 @click.option(
     "--drain-seconds",
-    type=click.FloatRange(0),
+    type=Duration(0),
     default=30.0,
     show_default=True,
     metavar="S",
@@ -167,6 +170,7 @@ def command(plan_or_engine: str, as_json: bool, **options: Any) -> int:
 
 
 def _host_options(options: dict[str, Any]) -> HostOptions:
+    from qbench.errors import ConfigError
     from qbench.hosting import HostOptions
     from qbench.servable import find_servable
     from qbench.serving.opening import ServeSettings
@@ -176,6 +180,8 @@ def _host_options(options: dict[str, Any]) -> HostOptions:
 
     given, fallback = options["tokenizer"], options["fallback"]
     longest = options["max_length"]
+    if longest is not None and longest > _MOST_TOKENS:
+        raise ConfigError(f"--max-length is {longest}; allowed: up to {_MOST_TOKENS} tokens")
     return HostOptions(
         ServeSettings(
             lanes=options["lanes"],
@@ -215,8 +221,10 @@ def _positive(option: str, value: float | None) -> float | None:
 def _name(given: str | None) -> str | None:
     from qbench.errors import ConfigError
 
-    if given is not None and not (given and all(c.isalnum() or c in "._-" for c in given)):
-        raise ConfigError(f"--name is {given!r}; allowed: letters, digits, '.', '_' and '-'")
+    if given is not None and not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", given):
+        raise ConfigError(
+            f"--name is {given!r}; allowed: letters, digits, '.', '_' and '-', no '.' in front"
+        )
     return given
 
 
