@@ -172,10 +172,10 @@ def conditions_of(work: Workbench) -> dict[str, Any]:
     how = work.config.bench.model_dump(mode="json")
     kept = {key: value for key, value in how.items() if key not in _NO_MATTER}
     facts = work.run.read_run()
-    trace = None if how["trace"] is None else sha256_of_file(Path(how["trace"]))
+    is_trace = how["arrivals"] == Process.TRACE
     return {
         **kept,
-        "trace_sha256": trace,
+        "trace_sha256": sha256_of_file(Path(how["trace"])) if is_trace else None,
         "plan_sha256": facts.get("built_plan_sha256"),
         "model_sha256": work.model.sha256,
         "machine": to_dict(this_machine()),

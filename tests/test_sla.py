@@ -66,9 +66,23 @@ def ask(capsys: pytest.CaptureFixture[str]):
     return run
 
 
-def test_a_price_without_an_sla_is_refused_before_anything_is_measured(built, ask):
-    code, content, _ = ask(str(built), "--price-per-hour", "1")
-    assert code == 2 and "needs --sla-ms" in json.dumps(content)
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--sla-ms", "5", "--trace", "nowhere.txt"], "cannot be read"),
+        (["--sla-ms", "5", "--trace", "/dev/null"], "two arrivals or more"),
+        (["--sla-ms", "5", "--arrivals", "trace"], "no file was named"),
+        (["--sla-ms", "x"], "a number, or none"),
+        (["--sla-ms", "none", "--price-per-hour", "1"], "needs --sla-ms"),
+        (["--trial-seconds", "1"], "needs --sla-ms"),
+        (["--save-baseline", "/dev/null/baseline.json"], "cannot be written"),
+    ],
+)
+def test_what_is_refused_is_told_before_anything_is_measured_and_not_kept(built, ask, words, said):
+    before = RunDir.open(built).read_run()["config"]
+    code, content, told = ask(str(built), *words)
+    assert code == 2 and said in content["error"] and "benchmark" not in told
+    assert RunDir.open(built).read_run()["config"] == before
 
 
 def test_a_baseline_is_saved_and_compared(built, ask, tmp_path):

@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qbench.cli.answers import Answer, answering
+from qbench.cli.options import NOTHING, number_or_nothing
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.console import Console
 
+    from qbench.config import BenchConfig
     from qbench.records import BenchRun
     from qbench.serving.baseline import Difference
     from qbench.serving.verdict import ServingVerdict
@@ -30,6 +34,7 @@ _OPTIONS = {
     "trial_seconds": "bench.trial_s",
     "price_per_hour": "bench.price_per_hour",
 }
+_TAKEN_BACK = ("fixed_size", "sla_ms", "price_per_hour")
 
 
 @click.command(
@@ -51,13 +56,16 @@ Examples:
 @click.option("--token-budget", type=int, metavar="N", help="Padded tokens of a batch.")
 @click.option("--max-wait-ms", type=float, metavar="MS", help="Longest wait for a fuller batch.")
 @click.option(
-    "--fixed-size", type=int, metavar="N", help="Batches of N in order of arrival, to compare."
+    "--fixed-size",
+    callback=number_or_nothing,
+    metavar="N",
+    help="Batches of N in order of arrival, to compare, or none.",
 )
 @click.option(
     "--sla-ms",
-    type=float,
+    callback=number_or_nothing,
     metavar="MS",
-    help="Search the highest rate at which 99 % of requests are answered within MS.",
+    help="Search the highest rate at which 99 % of requests are answered within MS, or none.",
 )
 @click.option(
     "--arrivals",
@@ -65,8 +73,15 @@ Examples:
     help="How requests arrive in that search (poisson).",
 )
 @click.option("--trace", metavar="FILE", help="Recorded arrivals, one time in seconds a line.")
-@click.option("--trial-seconds", type=float, metavar="S", help="Measured seconds of one rate.")
-@click.option("--price-per-hour", type=float, metavar="P", help="Price of this machine.")
+@click.option(
+    "--trial-seconds", type=float, metavar="S", help="Measured seconds of one rate, or more."
+)
+@click.option(
+    "--price-per-hour",
+    callback=number_or_nothing,
+    metavar="P",
+    help="Price of this machine in any currency, or none.",
+)
 @click.option("--again", is_flag=True, help="Search rates again, though nothing changed.")
 @click.option("--save-baseline", metavar="FILE", help="Write the numbers and their conditions.")
 @click.option("--against", metavar="FILE", help="Compare with a baseline of equal conditions.")
@@ -79,36 +94,62 @@ def command(
     RUN is the folder of a run whose engine was built, or the plan in it. Reference and engines
     are served in turns within one run, to clients that send the verification split's texts.
     With --sla-ms an open loop then searches the highest rate at which reference and engine keep
-    it, and the verdict says whether the engine carries more. The run remembers --sla-ms; later
-    calls search again only where plan, load, limits, machine or versions changed, or with --again.
+    it, and the verdict says whether the engine carries more. The run remembers --sla-ms (none
+    forgets it); later calls search again only where plan, load, limits, machine or versions
+    changed, or with --again. A search that was stopped goes on with the same command.
     """
     from qbench.cli.bars import ProgressBars
-    from qbench.errors import InputError
+    from qbench.cli.reopening import reopened
     from qbench.pipeline import bench
-    from qbench.serving.baseline import read_baseline
-    from qbench.sla import arrivals_for, known_search, verdict_under_load
-    from qbench.workbench import Workbench
+    from qbench.serving.baseline import check_writable, read_baseline
+    from qbench.sla import known_search, verdict_under_load
 
     before = None if against is None else read_baseline(Path(against))
-    given = {_OPTIONS[key]: value for key, value in options.items() if value is not None}
-    if "bench.trace" in given:
-        given.setdefault("bench.arrivals", "trace")
-    work = Workbench.reopen(_run_of(run), given)
-    how = work.config.bench
-    if how.sla_ms is None and {"bench.arrivals", "bench.price_per_hour"} & set(given):
-        raise InputError(
-            "--arrivals, --trace and --price-per-hour belong to the search of a rate, which needs "
-            "--sla-ms MS: the latency that 99 % of requests must keep"
-        )
-    arrivals_for(how)  # an unreadable trace is said before anything is measured
-    if again:
-        work.run.write_run({"serving_for": None})
-    reused = how.sla_ms is not None and known_search(work) is not None
-    with ProgressBars() as bars:
-        measured = bench(work, bars)
+    if save_baseline is not None:
+        check_writable(Path(save_baseline))
+    with reopened(_run_of(run), _given(options)) as work:
+        how = work.config.bench
+        _check_search(how, options)
+        if again:
+            work.run.write_run({"serving_for": None})
+        reused = how.sla_ms is not None and known_search(work) is not None
+        with ProgressBars() as bars:
+            measured = bench(work, bars)
     verdict = None if how.sla_ms is None else verdict_under_load(work)
     changes = _compare(work, measured, before, save_baseline)
     return _answer(work, verdict, changes, reused)
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that were given, by the names that the configuration has for them."""
+    given = {
+        _OPTIONS[key]: None if value == NOTHING and key in _TAKEN_BACK else value
+        for key, value in options.items()
+        if value is not None
+    }
+    if options["trace"] is not None:
+        given.setdefault("bench.arrivals", "trace")
+        given["bench.trace"] = str(Path(options["trace"]).resolve())
+    return given
+
+
+def _check_search(how: BenchConfig, options: Mapping[str, Any]) -> None:
+    """Refuse a search that could not be made, before anything is measured.
+
+    Raises:
+        InputError: If there is no SLA to search for, or the trace cannot be read.
+    """
+    from qbench.errors import InputError
+    from qbench.sla import arrivals_for
+
+    searched = ("arrivals", "trace", "trial_seconds", "price_per_hour")
+    if how.sla_ms is not None:
+        arrivals_for(how)(1.0)
+    elif any(options[name] not in (None, NOTHING) for name in searched):
+        raise InputError(
+            "--arrivals, --trace, --trial-seconds and --price-per-hour belong to the search of a "
+            "rate, which needs --sla-ms MS: the latency that 99 % of requests must keep"
+        )
 
 
 def _run_of(given: str) -> str:

@@ -59,7 +59,7 @@ _KEYS = {
 }
 
 
-def _number_or_nothing(
+def number_or_nothing(
     context: click.Context, parameter: click.Parameter, value: str | None
 ) -> float | str | None:
     """Return the number that an option says, or the word that takes one back."""
@@ -251,7 +251,7 @@ def plan_options(function: F) -> F:
             click.option("--max-bytes", metavar="SIZE", help="Largest engine: 30M, or none."),
             click.option(
                 "--max-bits",
-                callback=_number_or_nothing,
+                callback=number_or_nothing,
                 metavar="BITS",
                 help="Largest mean bits of a weight, or none.",
             ),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from qbench import storage
 from qbench.errors import InputError, did_you_mean
@@ -82,6 +85,22 @@ def baseline_of(run: BenchRun, facts: Mapping[str, Any]) -> Baseline:
     return Baseline({key: known.get(key) for key in KEYS}, engines)
 
 
+def check_writable(path: Path) -> None:
+    """Refuse a file that cannot be written, before anything is measured for it.
+
+    Raises:
+        InputError: If the file cannot be written.
+    """
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise InputError(f"the baseline cannot be written to {path}: {error.strerror}") from error
+
+
 def write_baseline(path: Path, baseline: Baseline) -> None:
     """Write a record to a file, whole or not at all.
 
@@ -106,7 +125,22 @@ def read_baseline(path: Path) -> Baseline:
     content = storage.read_json(path, "qbench bench --save-baseline")
     if content.get("kind") != "baseline":
         raise InputError(f"{path} holds no baseline; qbench bench RUN --save-baseline makes one")
-    return Baseline(content["conditions"], content["engines"])
+    conditions, engines = content.get("conditions"), content.get("engines")
+    if not isinstance(conditions, Mapping) or not _holds_numbers(engines):
+        raise InputError(
+            f"{path} is damaged: it needs conditions, and of each engine {', '.join(_NUMBERS)}; "
+            "save it anew with --save-baseline"
+        )
+    return Baseline(conditions, engines)
+
+
+def _holds_numbers(engines: Any) -> TypeGuard[Mapping[str, Mapping[str, float]]]:
+    """Return whether each engine has each number that is compared."""
+    return isinstance(engines, Mapping) and all(
+        isinstance(numbers, Mapping)
+        and all(isinstance(numbers.get(name), int | float) for name in _NUMBERS)
+        for numbers in engines.values()
+    )
 
 
 def compare(before: Baseline, now: Baseline) -> tuple[Difference, ...]:
@@ -115,6 +149,9 @@ def compare(before: Baseline, now: Baseline) -> tuple[Difference, ...]:
     Raises:
         UnlikeError: If a condition differs, or no engine is in both; the message names it.
     """
+    gone = [key for key in KEYS if key not in before.conditions]
+    if gone:
+        raise UnlikeError(f"the baseline does not tell its {gone[0]}; save a new baseline")
     for name, then_value, now_value in _unlike(before.conditions, now.conditions):
         raise UnlikeError(
             f"the baseline was measured under other conditions: {name} was {then_value!r} and is "

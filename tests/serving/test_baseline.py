@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -7,8 +8,10 @@ from serving_fakes import Summing, encode, pad, texts
 
 from qbench.errors import InputError
 from qbench.serving.baseline import (
+    KEYS,
     UnlikeError,
     baseline_of,
+    check_writable,
     compare,
     read_baseline,
     write_baseline,
@@ -58,6 +61,42 @@ def test_unlike_records_are_refused_by_the_key(record, key, value, named):
     with pytest.raises(UnlikeError, match="not compared") as caught:
         compare(record, with_condition(record, key, value))
     assert named in str(caught.value)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_each_condition_counts_changed_or_gone(record, key):
+    with pytest.raises(UnlikeError, match=f"{key} was 'other'"):
+        compare(with_condition(record, key, "other"), record)
+    conditions = {name: value for name, value in record.conditions.items() if name != key}
+    with pytest.raises(UnlikeError, match=f"does not tell its {key}"):
+        compare(replace(record, conditions=conditions), record)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"conditions": None}, {"conditions": [1]}, {"engines": None}, {"engines": [1]},
+        {"engines": {"reference": {"p50_ms": 1.0}}},
+        {"engines": {"reference": dict.fromkeys(
+            ("throughput_rps", "p50_ms", "p95_ms", "p99_ms", "cpu_ms_per_request"), "x")}},
+    ],
+)  # fmt: skip
+def test_a_damaged_file_is_one_error(record, tmp_path, damage):
+    path = tmp_path / "baseline.json"
+    write_baseline(path, record)
+    content = json.loads(path.read_text()) | damage
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match="is damaged"):
+        read_baseline(path)
+
+
+def test_a_place_that_cannot_be_written_is_told_before(tmp_path):
+    check_writable(tmp_path / "new" / "baseline.json")
+    with pytest.raises(InputError, match="cannot be written"):
+        check_writable(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be written"):
+        check_writable(tmp_path / "file" / "baseline.json")
 
 
 def test_records_without_an_engine_in_common_are_refused(record):
