@@ -66,6 +66,9 @@ _KEEP_MEAN = 0.98
 #: NOTE: by simulation (50 clients, 16 to 48 tokens) 4 serves 2 to 5 % more than 1.5 does, and its
 #: 99th percentile is a fifth to a third longer: it passes by odd lengths again and again.
 _REACH = 1.5
+#: Part of a call that joining a batch is worth at least. NOTE: by simulation, queues of 256 to 1000
+#: serve up to a tenth more than without it, and shorter ones the same.
+_LEAST_PART = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,8 @@ class Batcher:
             model: What batches cost, as far as it is known; it is refined here.
         """
         self.limits = self._given = limits
-        self.cost, self.model = LaneCost(), model or BatchCost()
+        self.model = model or BatchCost()
+        self.cost = LaneCost(self.model)
         self._gaps = ArrivalGaps()
         self._time = SteadyTime()
         self._tickets = self._batches = 0
@@ -181,7 +185,7 @@ class Batcher:
         now_s = self._time.advance(now_s)
         run = self._running.pop(batch)
         if not failed:
-            self.cost.observe(run.size * run.longest, now_s - run.start_s)
+            self.cost.observe(run.size, run.longest, now_s - run.start_s)
             self.model.observe(run.size, run.longest, now_s - run.start_s)
 
     def close(self) -> None:
@@ -285,11 +289,12 @@ class Batcher:
         """Return the limits of a batch that leaves other lanes their part, and a call's worth.
 
         In a long queue a request that is left behind shares its batch with others too, so that
-        joining this one saves it less than a whole call: less padding pays.
+        joining this one saves it less than a whole call: less padding pays. Not ever less: batches
+        are drawn from the first in line, however long it is.
         """
         limits, waiting = self.limits, self._line.tokens
         part = self.cost.worthwhile(waiting, limits.lanes, limits.token_budget)
-        call = self.cost.overhead_tokens * min(1.0, 2 * part / waiting)
+        call = self.cost.overhead_tokens * min(1.0, max(2 * part / waiting, _LEAST_PART))
         if part == limits.token_budget:
             return limits, call
         return replace(limits, token_budget=part), call

@@ -53,3 +53,19 @@ def test_a_short_queue_is_served_in_small_batches():
         found[budget] = np.median([one.latency_s for one in asked]), p99_ms(asked)
     assert found[1024][0] < 1.1 * found[256][0]
     assert found[1024][1] < 1.2 * found[256][1]
+
+
+@pytest.mark.parametrize("queue", [64, 1000])
+def test_a_long_queue_is_served_as_fast_as_a_short_one(queue):
+    """Three times what the lanes carry: a long queue must not make batches small."""
+    call_s, token_s, lengths = 3e-4, 8e-6, tuple(range(4, 61))
+    shapes = [(b, n) for n in (4, 32, 60) for b in (1, 2, 4, 8)]
+    model = BatchCost(Point(b, n, call_s + token_s * b * n) for b, n in shapes)
+    sizing = size_batches(model, Demand(lengths, lanes=2))
+    limits = BatchLimits(sizing.token_budget, lanes=2, queue=queue, odd_lane=True)
+    asked = arrivals(3 * sizing.requests_per_s, lengths, 6000 / (3 * sizing.requests_per_s))
+    play(Batcher(limits, model), asked, lambda b, n: call_s + token_s * b * n)
+    ends = [one.ends[0][1] for one in asked if one.what == "ok"]
+    assert len(ends) / max(ends) > 0.8 * sizing.requests_per_s
+    if queue > 64:
+        assert len(ends) / max(ends) > 0.86 * sizing.requests_per_s
