@@ -155,7 +155,9 @@ def command(plan_or_engine: str, as_json: bool, **options: Any) -> int:
     servable = find_servable(plan_or_engine, engine=options["engine"])
     hosting = prepare_host(servable, _host_options(options))
     ended = hosting.host.run(
-        lambda: _tell_address(hosting, as_json), lambda: _tell_ready(hosting, as_json)
+        lambda: _tell_address(hosting, as_json),
+        lambda: _tell_ready(hosting, as_json),
+        last=True,
     )
     if ended.error is not None:
         raise ended.error

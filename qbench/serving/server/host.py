@@ -120,6 +120,7 @@ class Host:
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
+        self._last = False
 
     @property
     def address(self) -> tuple[str, int]:
@@ -141,8 +142,17 @@ class Host:
         self,
         on_listening: Callable[[], None] = lambda: None,
         on_ready: Callable[[], None] = lambda: None,
+        last: bool = False,
     ) -> Ended:
-        """Serve until a signal or ``stop``; return how it ended."""
+        """Serve until a signal or ``stop``; return how it ended.
+
+        Args:
+            on_listening: Called once the address takes connections.
+            on_ready: Called once the engine is warm.
+            last: Whether the process ends with the server: further signals are then ignored, so
+                that its exit code is its own.
+        """
+        self._last = last
         factory = self._config.get_loop_factory()
         with asyncio.Runner(loop_factory=factory) as runner:
             return runner.run(self._serve(on_listening, on_ready))
@@ -153,7 +163,7 @@ class Host:
         serving = loop.create_task(server.serve([self._bound]))
         while not server.started and not serving.done():
             await asyncio.sleep(_LOOK_S)
-        with _stopping_on_signals(loop, self._stop):
+        with _stopping_on_signals(loop, self._stop, self._last):
             on_listening()
             opening = self._begin_to_open(loop)
             await self._first(opening.over, serving)
@@ -211,15 +221,27 @@ class Host:
 
 
 @contextlib.contextmanager
-def _stopping_on_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> Iterator[None]:
-    """Set ``stop`` on SIGTERM and SIGINT, where signals can be heard: on the main thread."""
+def _stopping_on_signals(
+    loop: asyncio.AbstractEventLoop, stop: asyncio.Event, last: bool
+) -> Iterator[None]:
+    """Set ``stop`` on SIGTERM and SIGINT, where signals can be heard: on the main thread.
+
+    Args:
+        loop: The running loop.
+        stop: What they set.
+        last: Whether they are ignored from the end of the block on.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, stop.set)
+
+    def hear(number: int, frame: object) -> None:
+        loop.call_soon_threadsafe(stop.set)
+
+    # NOTE: not the loop's own handlers: when these go, a second signal ends the process at once.
+    before = {number: signal.signal(number, hear) for number in _SIGNALS}
     try:
         yield
     finally:
-        for number in _SIGNALS:
-            loop.remove_signal_handler(number)
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_IGN if last else handler)

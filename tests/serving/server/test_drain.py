@@ -127,6 +127,16 @@ def test_under_load_nothing_that_was_taken_is_lost(process: Process) -> None:
     assert events[-1] == {"event": "ended", "served": True, "exit_code": 0}
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_further_signals_change_nothing(process: Process, number: int) -> None:
+    process.wait_ready()
+    until_s = time.monotonic() + 20
+    while process.popen.poll() is None and time.monotonic() < until_s:
+        process.popen.send_signal(number)
+        time.sleep(0.002)
+    assert process.popen.returncode == 0
+
+
 def test_who_started_it_may_stop_listening(process: Process) -> None:
     assert process.popen.stdout is not None
     process.popen.stdout.close()
