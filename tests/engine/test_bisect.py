@@ -94,9 +94,8 @@ def test_default_options_are_told_apart(model, tmp_path) -> None:
     """Without the plan's accuracy level MatMulNBits multiplies in int8."""
     plan = plan_of(model, "ort-cpu", ("w4a16",))
     settings = settings_for(BACKENDS["ort-cpu"], threads=1)
-    level = {**settings.entries, "session.qdq_matmulnbits_accuracy_level": "4"}
     path, _ = write_engine(model, find_layers(model.ir), plan, "hash", tmp_path)
-    other = replace(settings, entries=level)
+    other = replace(settings, entries={"session.qdq_matmulnbits_accuracy_level": "4"})
     told = self_test(
         path, model.path, [BATCH], settings, model.output, lambda: lowered(model, plan)
     )
