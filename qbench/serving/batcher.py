@@ -137,6 +137,7 @@ class Batcher:
             return Refuse("its deadline has passed", None)
         displaced: tuple[int, ...] = ()
         if self.queued >= self.limits.queue:
+            self._line.age(now_s)
             victim = self._holdings.displaced_by(terms)
             if victim is None:
                 reason = f"the queue is full ({self.limits.queue} requests)"

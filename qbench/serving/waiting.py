@@ -12,6 +12,7 @@ from qbench.serving.decisions import Priority, Terms
 
 Key: TypeAlias = tuple[int, float, int]
 _CLEAN_AT = 1024
+_STAYS = 1 / 8
 
 
 @dataclass(slots=True)
@@ -207,13 +208,13 @@ class Holdings:
     def __init__(self, clock: FairClock) -> None:
         """Begin with nobody in it."""
         self._clock = clock
-        self._held: dict[str, dict[int, dict[int, None]]] = {}  # tenant -> class -> tickets
+        self._held: dict[str, dict[int, dict[int, Waiting]]] = {}  # tenant -> class -> by ticket
         self._counts: dict[str, int] = {}
 
     def add(self, item: Waiting) -> None:
         """Note that a request took a place."""
         tenant, rank = item.terms.tenant, int(item.terms.priority)
-        self._held.setdefault(tenant, {}).setdefault(rank, {})[item.ticket] = None
+        self._held.setdefault(tenant, {}).setdefault(rank, {})[item.ticket] = item
         self._counts[tenant] = self._counts.get(tenant, 0) + 1
 
     def remove(self, item: Waiting) -> None:
@@ -228,19 +229,26 @@ class Holdings:
         """Return who must give its place in a full queue to a request on these terms.
 
         That is the youngest of the tenant that holds most for its weight, if the newcomer's
-        would still hold less; else the youngest of the newcomer's own in a lower class.
+        would still hold less; else the youngest of the newcomer's own in a lower class. Of that
+        class an eighth stays, and who aged out of it: else a tenant's ``batch`` requests would
+        never be old enough while its ``interactive`` ones fill the queue.
         """
         if not self._counts:
             return None
         weight = self._clock.weight
         most = max(self._counts, key=lambda tenant: self._counts[tenant] / weight(tenant))
         own = (self._counts.get(terms.tenant, 0) + 1) / weight(terms.tenant)
-        if most != terms.tenant and self._counts[most] / weight(most) > own:
-            return self._youngest(most, below=-1)
-        return self._youngest(terms.tenant, below=int(terms.priority))
+        unfair = most != terms.tenant and self._counts[most] / weight(most) > own
+        youngest = self._youngest(most if unfair else terms.tenant)
+        if youngest is None or unfair:
+            return None if youngest is None else youngest.ticket
+        if youngest.rank <= int(terms.priority):
+            return None
+        lower = len(self._held[terms.tenant][int(youngest.terms.priority)])
+        return youngest.ticket if lower > _STAYS * self._counts[terms.tenant] else None
 
-    def _youngest(self, tenant: str, below: int) -> int | None:
-        """Return a tenant's youngest in its lowest class, if that is lower than ``below``."""
+    def _youngest(self, tenant: str) -> Waiting | None:
+        """Return a tenant's youngest in its lowest class."""
         held = self._held.get(tenant, {})
-        lowest = max((rank for rank, tickets in held.items() if tickets), default=-1)
-        return next(reversed(held[lowest])) if lowest > below else None
+        lowest = max((rank for rank, waiting in held.items() if waiting), default=None)
+        return None if lowest is None else next(reversed(held[lowest].values()))

@@ -146,6 +146,27 @@ def test_a_full_queue_gives_a_batch_request_s_place_to_an_interactive_one():
     assert isinstance(batcher.admit(0.0, BATCH), Refuse)
 
 
+def test_batch_requests_of_a_tenant_do_not_starve_while_its_interactive_ones_fill_the_queue():
+    rng = np.random.default_rng(2)
+    fast = poisson(12_000, 2.0, rng)
+    slow = poisson(400, 2.0, rng, priority=Priority.BATCH)
+    limits = BatchLimits(token_budget=128, lanes=2, queue=256, max_wait_s=0.002, ageing_s=0.5)
+    play(Batcher(limits), by_arrival(fast, slow))
+    assert sum(one.what == "refused" for one in fast) > 0.5 * len(fast)
+    assert sum(one.what == "ok" for one in slow) > 20
+    late = [one for one in slow if one.what == "ok" and one.at_s > 0.2]
+    assert all(one.latency_s < 2 * limits.ageing_s for one in late)
+
+
+def test_who_aged_out_of_a_class_gives_its_place_to_no_one_of_its_tenant():
+    batcher = Batcher(BatchLimits(queue=3, lanes=1, ageing_s=0.5))
+    old = [offer(batcher, 8, BATCH) for _ in range(2)]
+    young = offer(batcher, 8, BATCH, 0.6)
+    assert batcher.admit(1.0, INTERACTIVE).displaced == (young,)
+    assert isinstance(batcher.admit(1.0, INTERACTIVE), Refuse)
+    assert batcher.decide(1.0).tickets[:2] == tuple(old)
+
+
 def test_one_odd_size_holds_one_lane_while_others_wait():
     batcher = Batcher(BatchLimits(token_budget=64, lanes=3, odd_lane=True))
     for tokens in (500, 500, 500, 10, 10):
