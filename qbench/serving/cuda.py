@@ -23,6 +23,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cudaFreeHost": (_POINTER,),
     "cudaMalloc": (_INTO, _SIZE),
     "cudaFree": (_POINTER,),
+    "cudaMemGetInfo": (ctypes.POINTER(_SIZE), ctypes.POINTER(_SIZE)),
     "cudaStreamCreateWithFlags": (_INTO, ctypes.c_uint),
     "cudaStreamSynchronize": (_POINTER,),
     "cudaMemcpyAsync": (_POINTER, _POINTER, _SIZE, _INT, _POINTER),
@@ -52,6 +53,12 @@ class Cuda:
         """Return how many devices there are; 0 without a driver."""
         count = _INT(0)
         return count.value if self._calls["cudaGetDeviceCount"](ctypes.byref(count)) == 0 else 0
+
+    def free_and_total(self) -> tuple[int, int]:
+        """Return the free memory of the device and all of it, bytes."""
+        free, total = _SIZE(0), _SIZE(0)
+        self.call("cudaMemGetInfo", ctypes.byref(free), ctypes.byref(total))
+        return free.value, total.value
 
     def page_locked(self, size: int, dtype: np.dtype[Any]) -> np.ndarray:
         """Return an array [size] in page-locked memory, which is freed with it."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 from pathlib import Path
+
+from qbench.serving.cuda import Cuda
 
 _CGROUP_V2 = Path("/sys/fs/cgroup")
 _CGROUP_V1 = Path("/sys/fs/cgroup/memory")
@@ -69,28 +70,11 @@ def _own_group() -> str:
     return next((line[3:].strip("/") for line in lines if line.startswith("0::")), "")
 
 
-class _NvmlMemory(ctypes.Structure):
-    _fields_ = [  # noqa: RUF012 — ctypes wants a plain list
-        ("total", ctypes.c_ulonglong),
-        ("free", ctypes.c_ulonglong),
-        ("used", ctypes.c_ulonglong),
-    ]
+def device_memory(cuda: Cuda) -> MemoryUse:
+    """Return the memory of the device that this process computes on, as its driver tells.
 
-
-def device_memory(index: int = 0) -> MemoryUse | None:
-    """Return the memory of a CUDA device as its driver tells, or ``None`` without one."""
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return None
-    handle, found = ctypes.c_void_p(), _NvmlMemory()
-    if nvml.nvmlInit_v2() != 0:
-        return None
-    try:
-        if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) != 0:
-            return None
-        if nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(found)) != 0:
-            return None
-    finally:
-        nvml.nvmlShutdown()
-    return MemoryUse(int(found.used), int(found.total), "device")
+    Raises:
+        MeasurementError: If the driver refuses.
+    """
+    free, total = cuda.free_and_total()
+    return MemoryUse(total - free, total, "device")

@@ -131,7 +131,7 @@ def open_service(
     cuda = _cuda_of(engine, chosen.threads_per_lane)
     open_run = functools.partial(_open_run, engine, chosen.threads_per_lane, cuda)
     runs = [open_run(index) for index in range(chosen.lanes)]
-    read = memory_reader(engine, chosen.threads_per_lane, settings.memory_limit)
+    read = memory_reader(cuda, settings.memory_limit)
     largest = largest_batch(settings, encoded)
     memory = memory or measure_memory(runs[0], workload.pad, encoded, lambda: read().used, largest)
     points, most = _measure(runs[0], workload.pad, encoded, largest)
@@ -170,14 +170,13 @@ def open_service(
     return Opened(service, chosen, sizing, points, read(), memory, pads is not None)
 
 
-def memory_reader(engine: Engine, threads: int, limit: int | None) -> Callable[[], MemoryUse]:
+def memory_reader(cuda: Cuda | None, limit: int | None) -> Callable[[], MemoryUse]:
     """Return what measures the memory that an engine fills: the device's, else the process's."""
-    on_device = _on_cuda(engine, threads) and device_memory() is not None
-
-    def read() -> MemoryUse:
-        return (device_memory() if on_device else None) or process_memory(limit)
-
-    return read
+    return (
+        functools.partial(process_memory, limit)
+        if cuda is None
+        else functools.partial(device_memory, cuda)
+    )
 
 
 @dataclass(frozen=True, slots=True)

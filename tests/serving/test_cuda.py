@@ -40,6 +40,7 @@ static int make(void **into, size_t count) {
     *into = malloc(count); live++; return 0;
 }
 static int drop(void *what) { free(what); live--; return 0; }
+int cudaMemGetInfo(size_t *free, size_t *total) { *free = 3L << 33; *total = 8L << 33; return 0; }
 int cudaGetDeviceCount(int *count) { *count = 1; return 0; }
 int cudaMallocHost(void **into, size_t count) { return make(into, count); }
 int cudaFreeHost(void *what) { return drop(what); }
@@ -172,6 +173,10 @@ def test_page_locked_arrays_and_memory_are_freed_with_what_holds_them(library, c
     assert live(library) == before
 
 
+def test_memory_of_the_device_is_told_in_full(cuda):
+    assert cuda.free_and_total() == (3 << 33, 8 << 33)
+
+
 def test_what_the_runtime_refuses_is_an_error_that_names_the_call(library, cuda):
     ctypes.c_int.in_dll(library, "fail_next").value = 1
     with pytest.raises(MeasurementError, match="cudaMalloc failed with CUDA error 2"):
@@ -253,6 +258,9 @@ def test_a_service_on_cuda_gives_each_lane_its_stream_and_page_locked_buffers(
     workload = Workload(asked[:40], pad, decode=named_rows)
     with open_service(engine, workload, settings).service as service:
         answers = [f.result(20) for f in [service.submit(Request(one)) for one in asked]]
+        service.look()
+        memory = service.stats().memory
+    assert (memory.source, memory.limit) == ("device", 8 << 33)
     assert len(set(opened_on)) == len(opened_on) == 2
     kinds = [str(dtype) for _, dtype in made]
     assert kinds.count("int64") == 2 * len(specs), "inputs of both lanes, and no growth"

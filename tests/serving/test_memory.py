@@ -3,7 +3,8 @@ from __future__ import annotations
 import psutil
 import pytest
 
-from qbench.serving.memory import cgroup_limit, device_memory, process_memory
+from qbench.serving.cuda import find_cuda
+from qbench.serving.memory import MemoryUse, cgroup_limit, device_memory, process_memory
 
 
 def test_the_process_has_memory_and_a_limit():
@@ -33,6 +34,17 @@ def test_limits_of_control_groups(tmp_path, name, text, limit):
     assert cgroup_limit(tmp_path, tmp_path) == limit
 
 
-def test_a_machine_without_a_device_has_no_device_memory():
-    use = device_memory()
-    assert use is None or (use.source == "device" and 0 <= use.used <= use.limit)
+def test_a_device_s_memory_is_that_of_the_device_that_computes():
+    class Cuda:
+        def free_and_total(self):
+            return 3 << 30, 8 << 30
+
+    assert device_memory(Cuda()) == MemoryUse(5 << 30, 8 << 30, "device")
+
+
+def test_where_there_is_a_device_its_memory_can_be_told():
+    cuda = find_cuda()
+    if cuda is None:
+        pytest.skip("no CUDA device")
+    use = device_memory(cuda)
+    assert use.source == "device" and 0 < use.used <= use.limit
