@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from qbench.report.presentation import DASH, Column, Shown
 from qbench.report.wording import estimate, interval, number
-from qbench.serving.rate import RateFound
+from qbench.serving.rate import PAIRS, RateFound, RateTrial
 from qbench.serving.verdict import ServingVerdict, revive_verdict
 
 
@@ -27,6 +27,13 @@ def load_words(verdict: ServingVerdict) -> list[str]:
         words.append(
             f"Ratio of the two rates: {number(gain.value)} {interval(gain.low, gain.high)}, "
             "bounded by the highest rate that held and the lowest that did not."
+        )
+    if verdict.confirmation is not None:
+        pairs = verdict.confirmation
+        words.append(
+            f"Side by side at {number(pairs.rate)} requests/s, {verdict.engine} kept it and "
+            f"{verdict.reference} broke it in {pairs.shown} of {len(pairs.engine)} pairs of "
+            f"trials; a gain must show in each of {PAIRS}."
         )
     return words
 
@@ -65,26 +72,39 @@ def shown_rates(verdict: ServingVerdict) -> Shown:
 
 
 def shown_trials(verdict: ServingVerdict) -> Shown:
-    """Return every rate that was tried."""
-    headings = ("offered, requests/s", "answered, requests/s", "within it", "P50, ms [95 %]")
+    """Return every rate that was tried, the pairs side by side last."""
+    headings = ("asked for, requests/s", "offered", "answered", "within it", "P50, ms [95 %]")
     columns = [Column("engine", right=False), *map(Column, headings)]
     columns += [Column("P99, ms [95 %]"), Column("held", right=False)]
     rows = tuple(
         (
-            found.name,
+            name,
             number(trial.rate),
+            number(trial.offered_rps),
             number(trial.goodput_rps),
             f"{trial.within:.1%}",
             estimate(trial.p50_ms),
             estimate(trial.p99_ms),
             ("yes" if trial.kept else "no") + _LATE * trial.generator_late,
         )
-        for found in verdict.searches
-        for trial in found.trials
+        for name, trial in _trials(verdict)
     )
     return Shown("Every rate that was tried, in order", tuple(columns), rows)
 
 
+def _trials(verdict: ServingVerdict) -> Iterator[tuple[str, RateTrial]]:
+    """Yield (engine, trial) of the searches, and of the pairs after them."""
+    for found in verdict.searches:
+        for trial in found.trials:
+            yield found.name, trial
+    if verdict.confirmation is not None:
+        pairs = verdict.confirmation
+        for reference, engine in zip(pairs.reference, pairs.engine, strict=True):
+            yield verdict.engine, engine
+            yield verdict.reference, reference
+
+
+_BOUND = "≥ "
 _LATE = " (the generator itself was late)"
 _ARRIVALS = {
     "poisson": "requests coming at random (Poisson)",
@@ -99,7 +119,7 @@ def _rate_row(found: RateFound) -> tuple[str, ...]:
     times = (None, None, None) if held is None else (held.p50_ms, held.p95_ms, held.p99_ms)
     return (
         found.name,
-        number(found.rate) if held is not None else "none",
+        "none" if held is None else _BOUND * (found.above is None) + number(found.rate),
         number(found.above),
         *(estimate(one) for one in times),
         DASH if held is None else f"{held.within:.1%}",

@@ -125,7 +125,7 @@ def _words(
     promise = f"{100 * sla.share:g}% within {sla.limit_ms:g} ms"
     if engine.rate <= 0 and reference.rate <= 0:
         least = min(one.rate for search in found for one in search.trials)
-        return f"neither engine keeps {promise}, at {least:.3g}/s as little as at more"
+        return f"neither engine keeps {promise}, at {_per_second(least)} as little as at more"
     if confirmation is not None and not confirmation.holds:
         return f"no gain under this load: {_rates(found)} with {promise}, {_doubt(confirmation)}"
     if gain is None:
@@ -146,9 +146,9 @@ def _rates(found: tuple[RateFound, RateFound]) -> str:
 def _rate(found: RateFound) -> str:
     """Say what an engine carries; where no higher rate failed it is a lower bound."""
     if found.above is not None:
-        return f"{found.rate:.3g}/s"
+        return _per_second(found.rate)
     why = "the load generator came no further" if found.generator_bound else "no more was tried"
-    return f"at least {found.rate:.3g}/s ({why})"
+    return f"at least {_per_second(found.rate)} ({why})"
 
 
 def _doubt(confirmation: Confirmation) -> str:
@@ -159,4 +159,8 @@ def _doubt(confirmation: Confirmation) -> str:
         why = "the reference kept it too"
     else:
         why = "the load generator was too late to tell"
-    return f"and side by side at {confirmation.rate:.3g}/s {why}"
+    return f"and side by side at {_per_second(confirmation.rate)} {why}"
+
+
+def _per_second(rate: float) -> str:
+    return f"{rate:,.0f}/s" if rate >= 100 else f"{rate:.3g}/s"

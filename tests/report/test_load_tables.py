@@ -15,7 +15,7 @@ from qbench.report.load_tables import (
 )
 from qbench.report.page import render_page
 from qbench.report.run_records import RunRecords
-from qbench.serving.rate import RateFound, RateTrial, Sla
+from qbench.serving.rate import Confirmation, RateFound, RateTrial, Sla
 from qbench.serving.verdict import ServingVerdict, reach_verdict
 
 
@@ -64,6 +64,21 @@ def test_an_sla_that_nothing_keeps_is_told() -> None:
     assert load_badge(said) == ("SLA not kept", "bad")
     assert shown_rates(said).rows[0][:3] == ("reference", "none", "0.0500")
     assert len(shown_trials(said).rows) == 2
+
+
+def test_pairs_side_by_side_are_told() -> None:
+    slow, quick = found("reference", 100.0, 105.0), found("plan", 200.0, 210.0)
+    pairs = Confirmation(
+        145.0, (trial(145.0, False), trial(145.0, True)), (trial(145.0, True),) * 2
+    )
+    said = reach_verdict(slow, quick, Sla(50.0), confirmation=pairs)
+    assert said.no_gain and "at 145/s the reference kept it too" in said.words
+    assert any("in 1 of 2 pairs" in words for words in load_words(said))
+    rows = shown_trials(said).rows
+    assert len(rows) == 8 and [row[0] for row in rows[-2:]] == ["plan", "reference"]
+    open_ended = replace(quick, above=None)
+    said = reach_verdict(slow, open_ended, Sla(50.0))
+    assert shown_rates(said).rows[1][1:3] == ("≥ 200", "–")
 
 
 def test_the_page_has_it_where_it_was_searched(records: RunRecords) -> None:
