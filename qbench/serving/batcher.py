@@ -18,7 +18,8 @@ simulation:
 - it is drawn from the first in line only, those of one batch and a half, so that who comes later
   overtakes nobody for its length;
 - requests of odd size hold at most one lane while others wait, where that is asked for;
-- a free lane waits for more requests only while that pays, and never beyond ``max_wait_s``;
+- the last free lane waits for more requests only while that pays, and never beyond
+  ``max_wait_s``; while others are free none waits;
 - a request that cannot be answered before its deadline, by the cost model, is shed.
 """
 
@@ -310,6 +311,8 @@ class Batcher:
             return Reason.OVERDUE
         if len(self._line) > len(chosen):
             return Reason.CONTENDED
+        if self.free_lanes > 1:
+            return Reason.NO_GAIN  # who comes next finds a lane too
         until_s = self._gaps.worth_waiting_until(now_s, self.cost.overhead_s)
         if until_s is None or until_s <= now_s or self._would_be_late(chosen, until_s):
             return Reason.NO_GAIN

@@ -69,3 +69,17 @@ def test_a_long_queue_is_served_as_fast_as_a_short_one(queue):
     assert len(ends) / max(ends) > 0.8 * sizing.requests_per_s
     if queue > 64:
         assert len(ends) / max(ends) > 0.86 * sizing.requests_per_s
+
+
+@pytest.mark.parametrize(("lanes", "rate"), [(2, 300.0), (8, 600.0), (8, 1500.0), (16, 1500.0)])
+def test_while_lanes_are_free_a_long_max_wait_costs_nothing_however_dense_arrivals_are(lanes, rate):
+    """Up to half of what the lanes carry, with gaps shorter than a call: the next finds a lane."""
+    found = []
+    for max_wait_s in (0.0, 0.05):
+        asked = arrivals(rate, (4, 32), 2000 / rate)
+        shapes = [(b, n) for n in (4, 16, 32) for b in (1, 2, 4)]
+        model = BatchCost(Point(b, n, 0.002 + 5e-5 * b * n) for b, n in shapes)
+        limits = BatchLimits(1024, max_wait_s, queue=1000, lanes=lanes)
+        play(Batcher(limits, model), asked, lambda b, n: 0.002 + 5e-5 * b * n)
+        found.append(p99_ms(asked))
+    assert found[1] < 1.2 * found[0]
