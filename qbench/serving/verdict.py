@@ -81,7 +81,8 @@ def reach_verdict(
         price_per_hour: Price of the machine, any currency; ``None`` for no costs.
     """
     gain = _ratio(reference, engine)
-    better = gain.low > 1.0 if gain is not None else engine.rate > reference.rate
+    failed = reference.above is not None
+    better = gain.low > 1.0 if gain is not None else failed and engine.rate > reference.rate
     better = better and (confirmation is None or confirmation.holds)
     price = price_per_hour
     costs = (
@@ -123,6 +124,8 @@ def _words(
 ) -> str:
     (reference, engine), (gain, confirmation) = found, shown
     promise = f"{100 * sla.share:g}% within {sla.limit_ms:g} ms"
+    if any(one.rate <= 0 and one.generator_bound for one in found):
+        return f"the load generator was too late to tell what keeps {promise}"
     if engine.rate <= 0 and reference.rate <= 0:
         least = min(one.rate for search in found for one in search.trials)
         return f"neither engine keeps {promise}, at {_per_second(least)} as little as at more"

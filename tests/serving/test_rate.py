@@ -208,6 +208,9 @@ def test_where_the_generator_ends_the_search_the_rate_is_a_lower_bound():
     assert "at least" in said.words and "load generator" in said.words
     other = reach_verdict(replace(bound, name="reference"), found("plan", 200.0, 210.0), Sla(50.0))
     assert other.no_gain and "at least" in other.words
+    blind = RateFound("reference", 0.0, None, (replace(trial(10.0, False), inconclusive=True),))
+    said = reach_verdict(blind, found("plan", 200.0, 210.0), Sla(50.0))
+    assert said.no_gain and "load generator was too late to tell" in said.words
 
 
 def test_a_server_that_falls_behind_breaks_every_promise_in_the_end():
