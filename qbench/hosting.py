@@ -206,9 +206,10 @@ def _check_backend(servable: Servable) -> None:
 def _tokenizer(servable: Servable, options: HostOptions, contract: Contract) -> Tokenizer | None:
     """Return the tokenizer; where long texts are refused it cuts one token later."""
     found = options.tokenizer or servable.tokenizer
-    if found is None or contract.longest is None:
+    longest = contract.longest or contract.fixed_length
+    if found is None or longest is None:
         return found
-    return tokenizer_cutting_at(found, contract.longest + (not options.requests.truncate))
+    return tokenizer_cutting_at(found, longest + (not options.requests.truncate))
 
 
 def _workload(

@@ -112,6 +112,24 @@ class Contract:
         first = self.inputs[0]
         return first.dims[0] if len(first.dims) == 1 else None
 
+    @property
+    def fills(self) -> bool:
+        """Whether a request shorter than the fixed length can be filled up: a mask tells it."""
+        fixed = self.fixed_length
+        masked = any(tensor.is_mask for tensor in self.inputs)
+        return masked and fixed is not None and all(t.dims == (fixed,) for t in self.inputs)
+
+    def fill(self, one: Encoded) -> Encoded:
+        """Return a request filled up to the fixed length, where there is one and a mask."""
+        if not self.fills or self.fixed_length is None:
+            return one
+        length = len(one[self.inputs[0].key])
+        found: dict[str, Any] = {}
+        for tensor in self.inputs:
+            row = self._row(tensor, one, length)
+            found[tensor.key] = self._filled(tensor, row, self.fixed_length)
+        return found
+
     def pad(self, encoded: Sequence[Encoded]) -> Feeds:
         """Return feeds ``[batch, …]`` of encoded requests, shorter ones padded on the right."""
         feeds: dict[str, np.ndarray] = {}

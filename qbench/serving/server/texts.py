@@ -15,8 +15,21 @@ from qbench.serving.server.wire import RequestLimits
 Encode = Callable[[Sequence[Any]], Sequence[Encoded]]
 
 
+_CHARACTERS = 16  # of each token that may be served: so much of a long text is looked at first
+
+
 class Tokenizer(Protocol):
     """Turns texts into token ids."""
+
+    @property
+    def max_length(self) -> int:
+        """Longest encoding in tokens; the rest is cut."""
+        ...
+
+    @property
+    def pad_id(self) -> int:
+        """Token id of padded positions."""
+        ...
 
     def __call__(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None
@@ -85,10 +98,46 @@ def text_encoder(tokenizer: Tokenizer | None, contract: Contract) -> Encode:
             given = next(tokens)
             checked = {key: given[key] for key in keys if key in given}
             _check(checked, contract, bounds)
-            found.append(checked)
+            found.append(contract.fill(checked))
         return found
 
     return encode
+
+
+def first_tokens(
+    tokenizer: Tokenizer, texts: Sequence[str], pairs: Sequence[str] | None = None
+) -> list[Mapping[str, Sequence[int]]]:
+    """Return what a tokenizer gives for texts, from no more of them than it needs.
+
+    A tokenizer that cuts has turned the whole text into tokens before: half a minute for
+    megabytes, in which nobody else's texts are tokenized. So it gets the beginning of a long
+    text, then twice as much, until two beginnings give as much as it may and the same.
+    """
+    size = _CHARACTERS * tokenizer.max_length
+    found = list(tokenizer([one[:size] for one in texts], _beginnings(pairs, size)))
+    for place, text in enumerate(texts):
+        pair = None if pairs is None else pairs[place]
+        if max(len(text), len(pair or "")) > size:
+            found[place] = _settled(tokenizer, Text(text, pair), size, found[place])
+    return found
+
+
+def _settled(
+    tokenizer: Tokenizer, given: Text, size: int, found: Mapping[str, Sequence[int]]
+) -> Mapping[str, Sequence[int]]:
+    """Return the tokens of a text, given those of its first ``size`` characters."""
+    while size < max(len(given.text), len(given.pair or "")):
+        size, before = 2 * size, found
+        pairs = None if given.pair is None else [given.pair]
+        (found,) = tokenizer([given.text[:size]], _beginnings(pairs, size))
+        full = max(map(len, found.values()), default=0) >= tokenizer.max_length
+        if full and dict(found) == dict(before):
+            break
+    return found
+
+
+def _beginnings(texts: Sequence[str] | None, size: int) -> list[str] | None:
+    return None if texts is None else [one[:size] for one in texts]
 
 
 def _tokens(
@@ -103,7 +152,7 @@ def _tokens(
         return [_tokens(tokenizer, [one])[0] for one in texts]
     pairs = [str(one.pair) for one in texts] if paired else None
     try:
-        return tokenizer([one.text for one in texts], pairs)
+        return first_tokens(tokenizer, [one.text for one in texts], pairs)
     except InputError:
         raise
     except Exception as error:  # a tokenizer may be the user's: it may raise anything
@@ -123,12 +172,11 @@ def _check(
         raise TextError(f"the tokenizer gives no {contract.inputs[0].key!r}")
     if not len(first):
         raise TextError("the text has no tokens")
-    if contract.longest is not None and len(first) > contract.longest:
-        raise TextError(f"the text is longer than {contract.longest} tokens, the most served")
-    if contract.fixed_length is not None and len(first) != contract.fixed_length:
-        raise TextError(
-            f"the text has {len(first)} tokens, and the engine takes {contract.fixed_length} alone"
-        )
+    longest = contract.longest or contract.fixed_length
+    if longest is not None and len(first) > longest:
+        raise TextError(f"the text is longer than {longest} tokens, the most served")
+    if contract.longest is None and longest not in (None, len(first)) and not contract.fills:
+        raise TextError(f"the text has {len(first)} tokens, and the engine takes {longest} alone")
     for key, bound in bounds.items():
         ids = given.get(key)
         if ids is not None and not 0 <= min(ids) <= max(ids) < bound:
