@@ -98,8 +98,7 @@ class Batcher:
             model: What batches cost, as far as it is known; it is refined here.
         """
         self.limits = self._given = limits
-        self.model = model or BatchCost()
-        self.cost = LaneCost(self.model)
+        self.cost, self.model = LaneCost(), model or BatchCost()
         self._gaps = ArrivalGaps()
         self._time = SteadyTime()
         self._tickets = self._batches = 0
@@ -178,8 +177,16 @@ class Batcher:
         self._holdings.remove(item)
         return True
 
-    def complete(self, batch: int, now_s: float, failed: bool = False) -> None:
-        """Free the lane of ``batch``; the time of a failed one teaches nothing.
+    def complete(
+        self, batch: int, now_s: float, failed: bool = False, work_s: float | None = None
+    ) -> None:
+        """Free the lane of a batch.
+
+        Args:
+            batch: Its serial number.
+            now_s: The time.
+            failed: Whether it failed: its time teaches nothing then.
+            work_s: CPU seconds that the lane's thread spent on it, where that computes.
 
         Raises:
             KeyError: If that batch is not running.
@@ -187,7 +194,7 @@ class Batcher:
         now_s = self._time.advance(now_s)
         run = self._running.pop(batch)
         if not failed:
-            self.cost.observe(run.size, run.longest, now_s - run.start_s)
+            self.cost.observe(run.size * run.longest, now_s - run.start_s, work_s)
             self.model.observe(run.size, run.longest, now_s - run.start_s)
 
     def close(self) -> None:

@@ -53,12 +53,6 @@ class BatchCost:
             row = [feature / point.seconds for feature in _features(point.batch, point.length)]
             _add_row(self._base, self._base_right, row, share, 1.0)
         self._seen = self._new = len(measured)
-        self._anchored = len({point.batch * point.length for point in measured}) >= _LEAST_SEEN
-
-    @property
-    def anchored(self) -> bool:
-        """Whether a warm-up told it what lengths and calls cost apart."""
-        return self._anchored
 
     @property
     def known(self) -> bool:

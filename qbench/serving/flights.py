@@ -31,6 +31,8 @@ class LoopOptions:
             used again by default.
         pads: Makes the padder of each lane, with buffers of its own; ``Work.pad`` by default.
         model: What batches cost, as far as it is known.
+        work_clock: CPU seconds of the thread that asks (``time.thread_time``), where lanes compute
+            on their own threads; ``None`` where something else does, a device say.
         clock: A clock, seconds; where it steps back, time goes on at its pace.
     """
 
@@ -40,6 +42,7 @@ class LoopOptions:
     pads: Callable[[], Pad] | None = None
     model: BatchCost | None = None
     clock: Clock = time.perf_counter
+    work_clock: Clock | None = None
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from qbench.serving.batcher import Batcher
 from qbench.serving.clock import steady
@@ -39,6 +39,8 @@ __all__ = ["LoopOptions", "RefusedError", "ServingLoop"]
 
 _LOG = logging.getLogger(__name__)
 _LONGEST_LOOK_S = 0.1  # deadlines are looked at so often while all lanes are busy
+#: A batch that is done, whether it failed, and its seconds of work where they are known.
+_Finished: TypeAlias = tuple[int, bool, float | None]
 _WATCHES = 8  # looks at a lane within the time that it may hang
 
 
@@ -290,10 +292,11 @@ class ServingLoop:
                 lane.run = reopen(lane.index)
             except Exception:  # whatever the runtime raises: the lane's old engine may still do
                 _LOG.exception("lane %d cannot be opened again; its engine stays", lane.index)
-        pads, finished = self._options.pads, None
+        pads, finished, clock = self._options.pads, None, self._options.work_clock
         work = self._work if pads is None else replace(self._work, pad=pads())
         while (taken := self._take_batch(lane, finished)) is not None:
             decision, requests, _ = taken
+            began_s = clock() if clock is not None else 0.0
             outcome = run_batch(
                 lane.run, work, [request.encoded for request in requests], self._clock
             )
@@ -305,15 +308,17 @@ class ServingLoop:
                 self.counts["answered"] += len(requests) - len(outcome.errors)
                 self.counts["reruns"] += outcome.reruns
             answer_all(taken, outcome, self._clock)
-            finished = decision.batch, bool(outcome.errors or outcome.reruns)
+            work_s = clock() - began_s if clock is not None else None
+            finished = decision.batch, bool(outcome.errors or outcome.reruns), work_s
 
-    def _take_batch(self, lane: Lane, finished: tuple[int, bool] | None) -> Flight | None:
+    def _take_batch(self, lane: Lane, finished: _Finished | None) -> Flight | None:
         """Give back the lane, wait for a batch and take it; ``None`` when all is served."""
         while True:
             lost: list[tuple[Pending, Shed]] = []
             with self._lock:
                 if finished is not None:
-                    self.batcher.complete(finished[0], self._clock(), failed=finished[1])
+                    batch, failed, work_s = finished
+                    self.batcher.complete(batch, self._clock(), failed, work_s)
                     finished = None
                 decision = self._next_batch(lane, lost)
             for request, shed in lost:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -159,6 +160,8 @@ def open_service(
         np.empty if cuda is None else cuda.page_locked,
     )
     options = LoopOptions(settings.encoders, settings.hang_s, open_run, pads, model)
+    if engine.open_session is not None and cuda is None:
+        options = replace(options, work_clock=time.thread_time)
     held = gates or Gates()
     held = replace(
         held,

@@ -8,8 +8,6 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections import deque
 
-from qbench.serving.cost import BatchCost
-
 #: Padding of one request that costs as much as a batch of its own, tokens, before the first
 #: fit. On CPUs a small encoder's fixed cost a call is worth some 16 tokens.
 DEFAULT_OVERHEAD_TOKENS = 16.0
@@ -24,45 +22,44 @@ _LEAST_GAPS = 8
 
 
 class LaneCost:
-    """Seconds that a batch holds a lane: ``overhead_s + padded_tokens * token_s``.
+    """Seconds of work that a batch is: ``overhead_s + padded_tokens * token_s``.
 
     A line through the batches seen, with exponential forgetting, that minimises the squared
     *relative* error (weight ``1 / padded_tokens ** 2``): times scatter in proportion, and the
     small batches are the ones that tell the overhead. The overhead is what two requests save
     when they share a batch; it is never taken for more than the shortest recent batch.
 
-    A model that a warm-up anchored is asked in place of the line: few batches under load, whose
-    times scatter, may tell any overhead, and one that is told too small makes batches too small
-    just then.
+    NOTE: where a lane's own thread computes, its CPU time is the better measure of work. Time on
+    the lane holds waiting for cores too, most of it in large batches, so that a busy machine
+    seems to have no overhead and batches become small just then.
     """
 
-    def __init__(self, model: BatchCost | None = None) -> None:
-        """Begin without any batch seen.
-
-        Args:
-            model: What batches cost, where a warm-up measured it.
-        """
-        self._model = model if model is not None and model.anchored else None
-        self._length = 0.0
+    def __init__(self) -> None:
+        """Begin without any batch seen."""
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
         self._seen = self._busy_s = 0.0
         self._batches = 0
         self._recent: deque[float] = deque(maxlen=_RECENT)
 
-    def observe(self, size: int, length: int, busy_s: float) -> None:
-        """Add a batch of ``size`` requests padded to ``length`` that held its lane ``busy_s``."""
-        x, keep = float(size * length), _FORGET
+    def observe(self, padded_tokens: int, busy_s: float, work_s: float | None = None) -> None:
+        """Add a batch.
+
+        Args:
+            padded_tokens: Its tokens with padding.
+            busy_s: Seconds that it held its lane.
+            work_s: CPU seconds of the lane's thread, where that computes.
+        """
+        x, y, keep = float(padded_tokens), busy_s if work_s is None else work_s, _FORGET
         weight = 1.0 / (x * x)
         self._weight = keep * self._weight + weight
         self._x = keep * self._x + weight * x
-        self._y = keep * self._y + weight * busy_s
+        self._y = keep * self._y + weight * y
         self._xx = keep * self._xx + 1.0
-        self._xy = keep * self._xy + weight * x * busy_s
+        self._xy = keep * self._xy + weight * x * y
         self._seen = keep * self._seen + 1.0
-        self._length = keep * self._length + length
         self._busy_s = keep * self._busy_s + busy_s
         self._batches += 1
-        self._recent.append(busy_s)
+        self._recent.append(y)
 
     @property
     def batch_s(self) -> float | None:
@@ -72,10 +69,6 @@ class LaneCost:
     @property
     def line(self) -> tuple[float, float] | None:
         """``(overhead_s, token_s)``, or ``None`` while batches are too few or too alike."""
-        if self._model is not None:
-            call_s, token_s, pair_s = self._model.weights
-            mean = self._length / self._seen if self._batches else 0.0
-            return call_s, token_s + pair_s * mean
         if self._batches < _LEAST_BATCHES:
             return None
         mean_x, mean_y = self._x / self._weight, self._y / self._weight
