@@ -7,9 +7,10 @@ import onnx_ir as ir
 import pytest
 from serving_fakes import Summing, answer_of, encode, pad, texts
 
+from qbench.backends import BACKENDS
 from qbench.errors import MeasurementError
 from qbench.graph.model import TensorSpec
-from qbench.runtime.ort import SessionSettings, open_session
+from qbench.runtime.ort import SessionSettings, open_session, settings_for
 from qbench.serving.bench import Engine, Workload, cores
 from qbench.serving.cost import BatchMemory
 from qbench.serving.lanes import arrangements, choose_lanes, mixed_batches, pick
@@ -169,6 +170,14 @@ def test_with_int8_dynamic_layers_answers_are_within_the_spread_over_composition
     assert max(answer.batch_size for answer in answers) > 1
     got = np.stack([answer.value[output] for answer in answers])
     assert np.abs(got - np.concatenate([alone, alone])).max() <= spread
+
+
+def test_threads_of_sessions_do_not_spin(encoder):
+    """Lanes share cores: a spinning thread takes them from another lane."""
+    session = open_session(encoder, settings_for(BACKENDS["ort-cpu"], 1))
+    options = session.raw.get_session_options()
+    for pool in ("intra_op", "inter_op"):
+        assert options.get_session_config_entry(f"session.{pool}.allow_spinning") == "0"
 
 
 def test_memory_is_what_larger_batches_make_it_grow():
