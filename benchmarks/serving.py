@@ -25,11 +25,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
+import importlib.util
 import json
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,23 +39,23 @@ import psutil
 from serving_batcher import Offline, at_70, batcher_rate, composition_spread, overhead_us
 from serving_client import Load, Slice, drive_http
 from serving_peers import PEERS, WAIT_MS, Models, Peer, Running, Setting, running
+from serving_requests import draw_requests, encode_ids, sample_lengths
 
 from qbench import judging, pipeline
 from qbench.backends import applicability
 from qbench.config import load_config
+from qbench.errors import QbenchError
 from qbench.lowering import lowering_for
 from qbench.records import Status
 from qbench.runtime.loading import resolve_source
 from qbench.serving.bench import Workload, cores
 from qbench.serving.load import ClosedLoop
 from qbench.serving.opening import Opened, ServeSettings, open_service
-from qbench.serving.request import Encoded
 from qbench.workbench import Workbench
 
 CONFIG = Path(__file__).parents[1] / "configs" / "demo.yaml"
 LENGTHS = {"16-48": (16, 48), "16-256": (16, 256)}
 CLIENTS = 50
-REQUESTS = 400
 CHECKED = 24
 TOLERANCE = 1e-4
 FLOOR = "FastAPI + PyTorch"
@@ -95,20 +95,6 @@ class Measured:
         self.rss_mb = max(self.rss_mb, rss_mb)
 
 
-def draw_requests(work: Workbench, low: int, high: int, seed: int) -> list[np.ndarray]:
-    """Return token ids of the demo's own texts, run together and cut to uniform lengths."""
-    rng = np.random.default_rng(seed)
-    encoded = judging.encoder(work)(list(work.task("sweep").texts))
-    ids = [one["input_ids"] for one in encoded]
-    first, last = ids[0][0], ids[0][-1]
-    stream = itertools.cycle([token for one in ids for token in one[1:-1]])
-    lengths = rng.integers(low, high + 1, REQUESTS)
-    return [
-        np.array([first, *itertools.islice(stream, int(length) - 2), last], np.int64)
-        for length in lengths
-    ]
-
-
 def build_mixed(work: Workbench) -> Path:
     """Build the engine whose layers are ``int8_dynamic`` wherever they can be; return its file."""
     lowering = lowering_for("int8_dynamic")
@@ -146,15 +132,27 @@ def drive_slice(server: Running, ids: Sequence[np.ndarray], load: Load) -> Slice
 def tune(
     peer: Peer, models: Models, ids: Sequence[np.ndarray], plan: Timing, quick: bool
 ) -> tuple[Setting, dict[str, float]]:
-    """Return a server's best setting, and requests a second of each that was tried."""
+    """Return a server's best setting, and requests a second of each that was tried.
+
+    Raises:
+        RuntimeError: If it runs with none of them.
+    """
     settings, found = peer.settings(quick), dict[Setting, float]()
     if len(settings) == 1:
         return settings[0], {}
+    failed: RuntimeError | None = None
     for setting in settings:
-        with running(peer, setting, models, sample_lengths(ids)) as server:
-            taken = drive_slice(server, ids, Load(CLIENTS, plan.warmup_s, plan.tune_s))
+        try:
+            with running(peer, setting, models, sample_lengths(ids)) as server:
+                taken = drive_slice(server, ids, Load(CLIENTS, plan.warmup_s, plan.tune_s))
+        except RuntimeError as error:  # one setting of many
+            failed = error
+            tell(f"  {peer.name}: {setting}: {error}")
+            continue
         found[setting] = taken.rate
         tell(f"  {peer.name}: {setting}: {taken.rate:.1f}/s")
+    if not found and failed is not None:
+        raise failed
     best = max(found, key=lambda one: found[one])
     return best, {str(setting): rate for setting, rate in found.items()}
 
@@ -172,12 +170,6 @@ def check_answers(name: str, taken: Slice, alone: np.ndarray, allowed: float) ->
 def tell(words: str) -> None:
     """Say how far it is, apart from the result."""
     print(words, file=sys.stderr, flush=True)
-
-
-def encode_ids(ids: np.ndarray, inputs: Sequence[str]) -> Encoded:
-    """Return token ids as a request of the batcher."""
-    values = {name: np.ones_like(ids) if "mask" in name else 0 * ids for name in inputs}
-    return {name: array.tolist() for name, array in (values | {"input_ids": ids}).items()}
 
 
 class Bench:
@@ -205,6 +197,7 @@ class Bench:
             for engine in (self.reference, mixed)
         }
         self.measured: dict[str, Measured] = {}
+        self.skipped: dict[str, str] = {}
         self.ceiling: list[float] = []
         self.batcher: list[float] = []
 
@@ -212,15 +205,17 @@ class Bench:
         """Tune all, let them take turns, and return what is told of this range beside the rows."""
         best, tried = dict[Peer, Setting](), dict[str, Any]()
         for peer in peers:
-            best[peer], rates = tune(peer, self.models, self.ids, self.plan, self.quick)
-            tried[peer.name] = rates
+            with self._sparing(peer):
+                best[peer], rates = tune(peer, self.models, self.ids, self.plan, self.quick)
+                tried[peer.name] = rates
         opened = open_service(self.reference, self.workload, ServeSettings(max_wait_ms=WAIT_MS))
         with opened.service, contextlib.ExitStack() as stack:
             lengths = sample_lengths(self.ids)
-            servers = {
-                peer: stack.enter_context(running(peer, setting, self.models, lengths))
-                for peer, setting in best.items()
-            }
+            servers = dict[Peer, Running]()
+            for peer, setting in best.items():
+                with self._sparing(peer):
+                    one = running(peer, setting, self.models, lengths)
+                    servers[peer] = stack.enter_context(one)
             self._take_turns(servers, opened)
             stack.close()
             tail = at_70(opened, self.workload.encoded(), median(self.batcher), self.plan.open_s)
@@ -235,6 +230,17 @@ class Bench:
             "token_budget": opened.service.loop.batcher.limits.token_budget,
             "int8_spread": self.direct["mixed"][1],
         }
+
+    @contextlib.contextmanager
+    def _sparing(self, peer: Peer) -> Iterator[None]:
+        """Go on without a peer that fails, and keep why; what is ours must run."""
+        try:
+            yield
+        except (RuntimeError, OSError) as error:
+            if peer.kind == "ours":
+                raise
+            self.skipped[peer.name] = str(error)
+            tell(f"skipped: {peer.name}: {error}")
 
     def _take_turns(self, servers: Mapping[Peer, Running], opened: Opened) -> None:
         """Give everything a slice in each round, in a shuffled order."""
@@ -251,10 +257,9 @@ class Bench:
                     self._alone(opened, offline, loop)
                     continue
                 peer = list(servers)[turn]
-                taken = drive_slice(servers[peer], self.ids, load)
-                self._check(peer, taken)
-                self.measured[peer.name].add(taken)
-                tell(f"  {self.lengths}: {peer.name}: {taken.rate:.1f}/s")
+                if peer.name not in self.skipped:
+                    with self._sparing(peer):
+                        self._turn(peer, drive_slice(servers[peer], self.ids, load))
 
     def _alone(self, opened: Opened, offline: Offline, loop: ClosedLoop) -> None:
         """Give batcher and ceiling a slice each, in turns that halve what a busy machine does."""
@@ -263,16 +268,19 @@ class Bench:
             self.ceiling.append(offline.rate(self.plan.slice_s))
         tell(f"  {self.lengths}: batcher {self.batcher[-2:]}, ceiling {self.ceiling[-2:]}")
 
-    def _check(self, peer: Peer, taken: Slice) -> None:
+    def _turn(self, peer: Peer, taken: Slice) -> None:
         name = "mixed" if peer.engine == "mixed" else self.reference.name
         alone, spread = self.direct[name]
         allowed = max(spread, TOLERANCE) if peer.engine == "mixed" else TOLERANCE
         check_answers(peer.name, taken, alone, allowed)
+        self.measured[peer.name].add(taken)
+        tell(f"  {self.lengths}: {peer.name}: {taken.rate:.1f}/s")
 
     def rows(self, peers: Sequence[Peer]) -> list[dict[str, Any]]:
         """Return the rows of the table."""
-        floor = self.measured.get(FLOOR)
-        return [make_row(peer, self.lengths, self.measured[peer.name], floor) for peer in peers]
+        whole = {name: one for name, one in self.measured.items() if name not in self.skipped}
+        floor, ran = whole.get(FLOOR), [peer for peer in peers if peer.name in whole]
+        return [make_row(peer, self.lengths, whole[peer.name], floor) for peer in ran]
 
 
 def make_row(
@@ -308,11 +316,6 @@ def paired(rates: Sequence[float], reference: Sequence[float]) -> float:
     return float(np.median(np.divide(rates, reference)))
 
 
-def sample_lengths(ids: Sequence[np.ndarray]) -> list[int]:
-    """Return some 64 of the lengths, from the shortest to the longest."""
-    return sorted(map(len, ids))[:: max(len(ids) // 64, 1)]
-
-
 def measure(work: Workbench, quick: bool) -> dict[str, Any]:
     """Measure everything and return the object that ``--json`` prints."""
     inputs = tuple(one.name for one in work.model.inputs)
@@ -328,6 +331,8 @@ def measure(work: Workbench, quick: bool) -> dict[str, Any]:
         overheads.append(overhead_us(bench.reference, bench.workload, CLIENTS))
         said[lengths] = bench.run(peers)
         rows += bench.rows(peers)
+        skipped |= bench.skipped
+        peers = [peer for peer in peers if peer.name not in skipped]
     return {
         "rows": rows,
         "ceiling_ratio": min(one["ceiling_ratio"] for one in said.values()),
@@ -368,9 +373,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="fewer settings, short slices")
     parser.add_argument("--json", action="store_true", help="print one object and nothing else")
     chosen = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as folder:
-        config = load_config(chosen.config, {"run.results": folder, "run.id": "serving"})
-        said = measure(pipeline.start(config), chosen.quick)
+    if importlib.util.find_spec("httptools") is None:
+        parser.error("the clients need httptools; add it: pip install 'qbench[serve]'")
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            config = load_config(chosen.config, {"run.results": folder, "run.id": "serving"})
+            said = measure(pipeline.start(config), chosen.quick)
+    except QbenchError as error:
+        parser.error(str(error))
     print(json.dumps(said) if chosen.json else table(said))
 
 

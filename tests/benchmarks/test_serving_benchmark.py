@@ -220,6 +220,21 @@ def test_ragged_requests_are_padded_with_zeros() -> None:
     assert triton_backend._joined(even).tolist() == [[1, 2], [3, 4]]
 
 
+def test_a_peer_that_fails_is_left_out_and_what_is_ours_is_not(serving: ModuleType) -> None:
+    bench = object.__new__(serving.Bench)
+    bench.skipped, bench.lengths = {}, "8-24"
+    bench.measured = {
+        name: serving.Measured([10.0], [1.0], 0.1, 1.0, 50.0) for name in ("peer", "ours")
+    }
+    peers = [serving.Peer(kind, kind, "x") for kind in ("peer", "ours")]
+    with bench._sparing(peers[0]):
+        raise RuntimeError("the server closed a connection")
+    with pytest.raises(RuntimeError, match="of ours"), bench._sparing(peers[1]):
+        raise RuntimeError("of ours")
+    assert bench.skipped == {"peer": "the server closed a connection"}
+    assert [row["name"] for row in bench.rows(peers)] == ["ours"]
+
+
 @pytest.mark.slow
 def test_servers_take_turns_and_every_row_is_whole(
     serving: ModuleType, work: Workbench, monkeypatch: pytest.MonkeyPatch
@@ -228,7 +243,8 @@ def test_servers_take_turns_and_every_row_is_whole(
     absent = serving.Peer("absent", "peer", "x", needs=("no_such_package",))
     kept = [peer for peer in serving.PEERS if peer.name in ("qbench serve", "qbench serve, mixed")]
     kept += [peer for peer in serving.PEERS if peer.app == "fastapi-ort" and not peer.missing()]
-    monkeypatch.setattr(serving, "PEERS", (*kept, absent))
+    broken = serving.Peer("broken", "peer", "no-such-app", batches=True)
+    monkeypatch.setattr(serving, "PEERS", (*kept, absent, broken))
     monkeypatch.setattr(serving, "LENGTHS", {"8-24": (8, 24)})
     monkeypatch.setattr(serving, "CLIENTS", 8)
     monkeypatch.setattr(serving, "QUICK", serving.Timing(2, 0.4, 0.2, 0.2, 1.5))
@@ -240,7 +256,18 @@ def test_servers_take_turns_and_every_row_is_whole(
         assert row["req_s"] > 0 and row["cpu_ms"] > 0 and row["rss_mb"] > 10
     assert {row["engine"] for row in said["rows"]} == {"fp32", "mixed"}
     assert 0 < said["ceiling_ratio"] < 2 and said["overhead_us"] > 0
-    assert said["skipped"] == {"absent": "no_such_package is not installed"}
+    assert set(said["skipped"]) == {"absent", "broken"}
+    assert said["skipped"]["absent"] == "no_such_package is not installed"
+    assert "invalid choice: 'no-such-app'" in said["skipped"]["broken"]
     about = said["by_lengths"]["8-24"]
     assert about["at_70"]["bound_ms"] > 5 and about["int8_spread"] > 0
     assert "skipped: absent" in serving.table(said)
+
+
+def test_a_configuration_that_is_not_there_is_one_error(
+    serving: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        serving.main(["--json", "--config", "nowhere.yaml"])
+    out, told = capsys.readouterr()
+    assert left.value.code == 2 and out == "" and "no such configuration file" in told
