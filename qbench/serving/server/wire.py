@@ -20,6 +20,7 @@ from qbench.serving.server.terms import (
     parameters_of,
     parse_asked,
 )
+from qbench.serving.server.values import values_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ def parse_infer(
         shape = _shape_of(item, tensor, limits)
         size = _binary_size(item, tensor, shape)
         if size is None:
-            array = _from_json(item, tensor, shape)
+            array = _checked(values_of(item.get("data"), tensor, shape), tensor)
         else:
             if place + size > len(rest):
                 raise BadRequestError(
@@ -186,34 +187,6 @@ def _binary_size(item: Mapping[str, Any], tensor: Tensor, shape: Sequence[int]) 
     if "data" in item:
         raise BadRequestError(f'input {tensor.name!r} has "data" and binary_data_size; give one')
     return needed
-
-
-def _from_json(item: Mapping[str, Any], tensor: Tensor, shape: tuple[int, ...]) -> np.ndarray:
-    data = item.get("data")
-    if not isinstance(data, list):
-        raise BadRequestError(f'input {tensor.name!r} has no "data" (a list of numbers)')
-    try:
-        array = np.array(data)
-    except (ValueError, OverflowError, RecursionError):
-        raise BadRequestError(
-            f"input {tensor.name!r}: data is ragged or nested too deeply"
-        ) from None
-    allowed = {"b": "b", "f": "fiu"}.get(np.dtype(tensor.dtype).kind, "iu")
-    if array.dtype.kind not in allowed:
-        raise BadRequestError(
-            f"input {tensor.name!r}: data does not hold values of {tensor.datatype} alone"
-        )
-    if array.size != math.prod(shape) or (array.ndim > 1 and array.shape != shape):
-        raise BadRequestError(
-            f"input {tensor.name!r}: shape {list(shape)} takes {math.prod(shape)} values, data has "
-            f"{array.size}"
-        )
-    if allowed == "iu" and array.size:
-        info = np.iinfo(tensor.dtype)
-        if int(array.min()) < info.min or int(array.max()) > info.max:
-            raise BadRequestError(f"input {tensor.name!r}: a value is out of {tensor.datatype}")
-    with np.errstate(over="ignore"):
-        return _checked(array.astype(tensor.dtype).reshape(shape), tensor)
 
 
 def _from_bytes(raw: memoryview, tensor: Tensor, shape: tuple[int, ...]) -> np.ndarray:

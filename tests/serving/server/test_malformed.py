@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -65,6 +66,11 @@ CASES: dict[str, tuple[Any, str]] = {
     "no data": (first(data=None), "data"),
     "data a string": (first(data="5"), "data"),
     "strings": (first(data=[["5", "6", "7"], ["8", "9", "1"]]), "INT64"),
+    "one string of many": (first(shape=[1, 9], data=["x" * 900, *"abcdefgh"]), "INT64"),
+    "truth values": (first(data=[[True, 6, 7], [8, 9, 1]]), "INT64"),
+    "nested as a column": (first(data=[[5], [6], [7], [8], [9], [1]]), "values"),
+    "a value for a list": (first(data=[[5, 6, 7], 8]), "ragged"),
+    "a list for a value": (first(shape=[1, 3], data=[5, 6, [7]]), "INT64"),
     "nulls": (first(data=[[None, 6, 7], [8, 9, 1]]), "INT64"),
     "floats": (first(data=[[5.5, 6, 7], [8, 9, 1]]), "INT64"),
     "too large a number": (first(data=[[2**64, 6, 7], [8, 9, 1]]), ""),
@@ -225,6 +231,16 @@ def test_bodies_over_the_limit_are_refused_and_the_reason_can_be_read(served: Se
     status, _, answer = served.infer(b" " * (2 << 20))
     assert status == 413 and "1048576" in answer["error"]
     assert served.infer(GOOD)[0] == 200
+
+
+def test_a_long_string_among_many_costs_no_more_than_itself(served: Served) -> None:
+    tracemalloc.start()
+    content = first(shape=[1, 50_001], data=["x" * 9_000, *["x"] * 50_000])
+    status, _, answer = served.infer(content)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert status == 400 and "INT64" in answer["error"]
+    assert peak < 64 << 20  # an array of strings would take 1.8 GB
 
 
 def test_what_is_too_long_is_cut_where_that_was_asked_for(tmp_path) -> None:
