@@ -58,6 +58,7 @@ class FairClock:
         self._weights = weights
         self._now = 0.0
         self._ends: dict[str, float] = {}
+        self._clean_at = _CLEAN_AT
 
     def weight(self, tenant: str) -> float:
         """Return the weight of a tenant: 1 unless it was given another."""
@@ -67,8 +68,9 @@ class FairClock:
         """Return the tag of a tenant's next request and take its time."""
         start = max(self._now, self._ends.get(tenant, 0.0))
         self._ends[tenant] = start + tokens / self.weight(tenant)
-        if len(self._ends) > _CLEAN_AT:
+        if len(self._ends) > self._clean_at:
             self._ends = {name: end for name, end in self._ends.items() if end > self._now}
+            self._clean_at = max(2 * len(self._ends), _CLEAN_AT)
         return start
 
     def refund(self, tenant: str, tokens: int) -> None:
@@ -79,6 +81,13 @@ class FairClock:
     def serve(self, tag: float) -> None:
         """Note that the request with this tag is served now."""
         self._now = max(self._now, tag)
+
+    def rest(self) -> None:
+        """Begin anew while nobody waits: there is no share to be owed.
+
+        Tenants are forgotten here. Time alone would not pass where each comes once.
+        """
+        self._ends.clear()
 
 
 class Line:
@@ -183,6 +192,9 @@ class FairLine(Line):
         self._clocks[items[0].rank].serve(items[0].tag)
         for item in items:
             self.remove(item.ticket)
+        if not self.by_ticket:
+            for clock in self._clocks.values():
+                clock.rest()
 
     def age(self, now_s: float) -> None:
         """Let what waited long enough count as interactive; forget what has gone meanwhile."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from serving_sim import Asked, p99_ms, play, poisson
 
 from qbench.serving.batcher import Accept, Batcher, BatchLimits, Dispatch, Priority, Refuse, Terms
-from qbench.serving.waiting import FairClock
+from qbench.serving.waiting import FairClock, FairLine, Waiting
 
 LIMITS = BatchLimits(token_budget=128, lanes=2, queue=128, max_wait_s=0.002)
 
@@ -75,6 +77,23 @@ def test_the_clock_forgets_tenants_that_are_served():
     for index in range(5000):
         clock.serve(clock.tag(f"tenant-{index}", 1) + 2)
     assert len(clock._ends) < 2000
+
+
+def test_tenants_that_come_once_are_forgotten():
+    line = FairLine({}, 1.0)
+    for number in range(5000):
+        item = Waiting(number, 0.0, Terms(tenant=f"tenant-{number}"), tokens=8)
+        line.enter(item)
+        line.serve([item])
+    assert not any(clock._ends for clock in line._clocks.values())
+
+
+def test_a_crowd_of_tenants_that_wait_costs_no_more_each():
+    clock = FairClock({})
+    began_s = time.perf_counter()
+    for number in range(60_000):
+        clock.tag(f"tenant-{number}", 8)
+    assert time.perf_counter() - began_s < 5  # a look at all of them each time takes a minute
 
 
 def offer(batcher: Batcher, tokens: int, terms: Terms, now_s: float = 0.0) -> int:
