@@ -41,7 +41,7 @@ from qbench.records import (
     Treatment,
     Verdict,
 )
-from qbench.runtime.ort import Session, SessionSettings, open_session
+from qbench.runtime.ort import Session, SessionSettings, SharedSessions, open_session
 from qbench.runtime.passes import run_batches
 from qbench.serving.bench import Engine
 from qbench.serving.offline import time_batches
@@ -234,12 +234,13 @@ def serve_with(work: Workbench, name: str) -> Engine:
     """Return an engine as the server and the timer want it."""
     path, entries = engine_path(work, name), work.settings.entries
 
-    @functools.cache
-    def session_of(threads: int) -> Session:
+    def open_one(threads: int) -> Session:
         return open_session(path, SessionSettings(work.backend.name, threads, entries))
 
+    session_of = SharedSessions(open_one)
+
     def open_lane(threads: int) -> Run:
-        return session_of(threads).run  # sessions run on several threads at once: lanes share one
+        return session_of(threads).run
 
     return Engine(name, open_lane, session_of, work.model.inputs)
 

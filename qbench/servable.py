@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ from qbench.graph.reading import read_onnx
 from qbench.judging import PLAN, REFERENCE
 from qbench.planning.planfile import plan_sha256, read_plan
 from qbench.rundir import RunDir
-from qbench.runtime.ort import Session, SessionSettings, open_session, settings_for
+from qbench.runtime.ort import Session, SessionSettings, SharedSessions, open_session, settings_for
 from qbench.serving.bench import Engine
 from qbench.tasks import Tokenizer
 from qbench.tasks.tokens import CallableTokenizer, HuggingFaceTokenizer, JsonTokenizer
@@ -66,10 +65,10 @@ class Servable:
     def engine(self) -> Engine:
         """Return it as the batcher wants it."""
 
-        @functools.cache
-        def session_of(threads: int) -> Session:
+        def open_one(threads: int) -> Session:
             return open_session(self.path, replace(self.settings, threads=threads))
 
+        session_of = SharedSessions(open_one)
         return Engine(self.name, lambda threads: session_of(threads).run, session_of)
 
 

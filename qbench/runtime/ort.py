@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -167,6 +168,29 @@ class Session:
     ) -> None:
         """Free the runtime's session."""
         self.close()
+
+
+class SharedSessions:
+    """Sessions by their threads: one of each, while anybody uses it; the last one asked for stays.
+
+    Sessions run on several threads at once, so that lanes share one. Those of arrangements that
+    were only tried are let go.
+    """
+
+    def __init__(self, open_one: Callable[[int], Session]) -> None:
+        """Take what opens a session with so many threads."""
+        self._open, self._lock = open_one, threading.Lock()
+        self._known: weakref.WeakValueDictionary[int, Session] = weakref.WeakValueDictionary()
+        self._last: Session | None = None
+
+    def __call__(self, threads: int) -> Session:
+        """Return the session with so many threads."""
+        with self._lock:
+            session = self._known.get(threads)
+            if session is None:
+                session = self._known[threads] = self._open(threads)
+            self._last = session
+            return session
 
 
 def open_session(graph: ir.Model | Path, settings: SessionSettings) -> Session:

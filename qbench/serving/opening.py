@@ -128,10 +128,7 @@ def open_service(
         MeasurementError: If the engine fails on the user's own requests.
     """
     encoded = workload.encoded()
-    chosen = _choose_lanes(engine, workload.pad, encoded, settings)
-    cuda = _cuda_of(engine, chosen.threads_per_lane)
-    open_run = functools.partial(_open_run, engine, chosen.threads_per_lane, cuda)
-    runs = [open_run(index) for index in range(chosen.lanes)]
+    chosen, cuda, open_run, runs = _open_lanes(engine, workload.pad, encoded, settings)
     read = memory_reader(cuda, settings.memory_limit)
     largest = largest_batch(settings, encoded)
     memory = memory or measure_memory(runs[0], workload.pad, encoded, lambda: read().used, largest)
@@ -265,9 +262,24 @@ def measure_memory(
     return fit_memory(points)
 
 
-def _choose_lanes(
+def _open_lanes(
     engine: Engine, pad: Pad, encoded: Sequence[Encoded], settings: ServeSettings
+) -> tuple[LaneChoice, Cuda | None, Callable[[int], Run], list[Run]]:
+    """Return the lanes: how many, on what device, what opens one, and all of them open."""
+    tried: list[Run] = []  # they live until those that were chosen are open, which may be the same
+    chosen = _choose_lanes(engine, pad, encoded, settings, tried)
+    cuda = _cuda_of(engine, chosen.threads_per_lane)
+    open_run = functools.partial(_open_run, engine, chosen.threads_per_lane, cuda)
+    return chosen, cuda, open_run, [open_run(index) for index in range(chosen.lanes)]
+
+
+def _choose_lanes(
+    engine: Engine, pad: Pad, encoded: Sequence[Encoded], settings: ServeSettings, tried: list[Run]
 ) -> LaneChoice:
+    def open_lane(threads: int) -> Run:
+        tried.append(engine.open_lane(threads))
+        return tried[-1]
+
     if settings.lanes is not None:
         return LaneChoice(settings.lanes, settings.threads_per_lane or 1, ())
     # NOTE: lanes of a device share it: a few overlap copies with computation, more only wait.
@@ -275,7 +287,7 @@ def _choose_lanes(
     if settings.threads_per_lane is not None:
         return LaneChoice(max(most // settings.threads_per_lane, 1), settings.threads_per_lane, ())
     budget = min(settings.token_budget or 256, largest_batch(settings, encoded).tokens)
-    return choose_lanes(engine.open_lane, pad, encoded, most, token_budget=budget)
+    return choose_lanes(open_lane, pad, encoded, most, token_budget=budget)
 
 
 def _on_cuda(engine: Engine, threads: int) -> bool:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 
 import numpy as np
 import onnx_ir as ir
@@ -10,7 +12,7 @@ from serving_fakes import Summing, answer_of, encode, pad, texts
 from qbench.backends import BACKENDS
 from qbench.errors import MeasurementError
 from qbench.graph.model import TensorSpec
-from qbench.runtime.ort import SessionSettings, open_session, settings_for
+from qbench.runtime.ort import SessionSettings, SharedSessions, open_session, settings_for
 from qbench.serving.bench import Engine, Workload, cores
 from qbench.serving.cost import BatchMemory
 from qbench.serving.lanes import arrangements, choose_lanes, mixed_batches, pick
@@ -170,6 +172,28 @@ def test_with_int8_dynamic_layers_answers_are_within_the_spread_over_composition
     assert max(answer.batch_size for answer in answers) > 1
     got = np.stack([answer.value[output] for answer in answers])
     assert np.abs(got - np.concatenate([alone, alone])).max() <= spread
+
+
+def test_sessions_of_arrangements_that_were_only_tried_are_let_go(encoder):
+    opened: list[weakref.ref] = []
+
+    def open_one(threads):
+        session = open_session(encoder, SessionSettings(threads=threads))
+        opened.append(weakref.ref(session))
+        return session
+
+    sessions = SharedSessions(open_one)
+    first = sessions(1)
+    assert sessions(1) is first and len(opened) == 1
+    specs = first.inputs
+    engine = Engine("e", lambda threads: sessions(threads).run, sessions, specs)
+    del first
+    workload = Workload(requests(40), lambda group: pad_batch(group, specs), decode=named_rows)
+    with open_service(engine, workload, ServeSettings(token_budget=64)).service as service:
+        gc.collect()
+        assert len(opened) == len(arrangements(cores()))
+        assert sum(one() is not None for one in opened) == 1
+        service.submit(Request(requests(1)[0])).result(10)
 
 
 def test_threads_of_sessions_do_not_spin(encoder):
