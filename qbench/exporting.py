@@ -33,9 +33,23 @@ class ExportRequest:
 
 
 def platform_of(servable: Servable) -> Platform:
-    """Return what runs an engine of its backend in Triton."""
-    tensorrt = servable.backend.name.startswith("tensorrt")
+    """Return what runs an engine of its backend in Triton.
+
+    Raises:
+        ModelError: If nothing does.
+    """
+    _check_rtx(servable)
+    tensorrt = servable.backend.name == "tensorrt"
     return Platform.TENSORRT if tensorrt else Platform.ONNXRUNTIME
+
+
+def _check_rtx(servable: Servable) -> None:
+    """Refuse the serialized engine of another product: Triton would not load it."""
+    if servable.backend.name == "tensorrt-rtx":
+        raise ModelError(
+            f"{servable.path} is for tensorrt-rtx, whose engines Triton does not load; name "
+            "--platform onnxruntime_onnx, or tensorrt_plan with the --plan-file of TensorRT itself"
+        )
 
 
 def export_triton(
@@ -80,6 +94,7 @@ def _plan_file(servable: Servable, request: ExportRequest) -> Path | None:
         if not given.is_file():
             raise InputError(f"--plan-file: there is no file {str(given)!r}")
         return given
+    _check_rtx(servable)
     found = sorted(
         path for path in servable.path.parent.iterdir() if path.suffix.lower() in _PLAN_ENDS
     )

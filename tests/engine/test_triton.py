@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,12 @@ import pytest
 
 from qbench.cli.main import run_command_line
 from qbench.engine.tritoncheck import problems_of
-from qbench.errors import MissingDependencyError
+from qbench.engine.tritonconfig import Platform, TritonOptions
+from qbench.errors import MissingDependencyError, ModelError
+from qbench.exporting import ExportRequest, export_triton, platform_of
 from qbench.graph.model import save_graph
 from qbench.runtime.ort import SessionSettings, open_session
+from qbench.servable import find_servable
 from qbench.testing.graphs import Sketch, tiny_convnet, tiny_encoder
 from qbench.testing.tritonserver import find_server, running_triton
 
@@ -230,6 +234,20 @@ def test_tensorrt_engines_are_placed_and_described(engine: Path, tmp_path: Path,
     text = (tmp_path / "models/trt/config.pbtxt").read_text()
     assert "KIND_GPU" in text and "intra_op_thread_count" not in text
     assert problems_of(tmp_path / "models/trt", engine / "engine.onnx") == []
+
+
+def test_engines_of_tensorrt_rtx_are_no_tensorrt_plans(engine: Path, tmp_path: Path) -> None:
+    shutil.copytree(engine, tmp_path / "rtx")
+    (tmp_path / "rtx" / "engine.plan").write_bytes(b"an engine of tensorrt-rtx")
+    servable = find_servable(str(tmp_path / "rtx"), backend="tensorrt-rtx")
+    with pytest.raises(ModelError, match="does not load"):
+        platform_of(servable)
+    request = ExportRequest(TritonOptions("rtx", Platform.TENSORRT, gpu=True))
+    with pytest.raises(ModelError, match="does not load"):
+        export_triton(servable, request, tmp_path / "models")
+    assert not (tmp_path / "models").exists()
+    named = replace(request, plan_file=tmp_path / "rtx" / "engine.plan")
+    assert "rtx/1/model.plan" in export_triton(servable, named, tmp_path / "models").files
 
 
 def test_external_data_outside_its_folder_is_refused(tmp_path: Path, capsys) -> None:
