@@ -134,7 +134,7 @@ class Batcher:
         if deadline_s is not None:
             deadline_s += self._time.ahead_s
         if deadline_s is not None and deadline_s <= now_s:
-            return Refuse("its deadline has passed", None)
+            return Refuse("its deadline has passed", None, late=True)
         displaced: tuple[int, ...] = ()
         if self.queued >= self.limits.queue:
             self._line.age(now_s)
@@ -147,6 +147,8 @@ class Batcher:
         item = Waiting(self._tickets, now_s, terms, deadline_s, rank=int(terms.priority))
         self._tickets += 1
         self._admitted[item.ticket] = item
+        if deadline_s is not None:
+            heapq.heappush(self._latest, (deadline_s, item.ticket))
         self._holdings.add(item)
         return Accept(item.ticket, displaced)
 
@@ -258,7 +260,7 @@ class Batcher:
         """Give up what is too late, and forget what has gone meanwhile."""
         while self._latest:
             latest_s, ticket = self._latest[0]
-            item = self._line.by_ticket.get(ticket)
+            item = self._line.by_ticket.get(ticket) or self._admitted.get(ticket)
             if item is not None and latest_s >= now_s:
                 return
             heapq.heappop(self._latest)
@@ -278,8 +280,9 @@ class Batcher:
         return max(wait_s, _LEAST_RETRY_S)
 
     def _latest_start_s(self, item: Waiting) -> float:
+        """Return when a request must begin at the latest; its deadline while it is not ready."""
         assert item.deadline_s is not None
-        return item.deadline_s - self.model.predict(1, item.tokens)
+        return item.deadline_s - (self.model.predict(1, item.tokens) if item.tokens else 0.0)
 
     def _is_odd(self, tokens: int) -> bool:
         return tokens > self.limits.token_budget or tokens > _ODD_TIMES * self._mean_tokens

@@ -337,7 +337,7 @@ class ServingLoop:
             now_s = self._clock()
             decision = self.batcher.decide(now_s)
             for shed in self.batcher.take_shed():
-                lost.append((self._requests.pop(shed.ticket), shed))
+                lost.append((self._forget(shed.ticket), shed))
             if isinstance(decision, Dispatch):
                 requests = [self._requests.pop(ticket) for ticket in decision.tickets]
                 reason = str(decision.reason)
@@ -367,7 +367,7 @@ class ServingLoop:
             with self._lock:
                 self.batcher.expire(self._clock())
                 for shed in self.batcher.take_shed():
-                    request = self._requests.pop(shed.ticket)
+                    request = self._forget(shed.ticket)
                     lost.append((request, ShedError.for_deadline(shed), "shed"))
                 for index, lane in enumerate(self._lanes):
                     if lane.flight is None:

@@ -57,6 +57,16 @@ def test_a_deadline_is_noticed_while_all_lanes_are_busy():
     assert [one.ticket for one in batcher.take_shed()] == [late]
 
 
+def test_a_deadline_that_passes_before_a_request_is_ready_is_noticed_then():
+    batcher = Batcher(BatchLimits(lanes=1), knowing())
+    late = batcher.admit(0.0, Terms(deadline_s=0.01)).ticket
+    kept = batcher.admit(0.0, Terms(deadline_s=0.05)).ticket
+    batcher.expire(0.02)
+    assert [one.ticket for one in batcher.take_shed()] == [late]
+    batcher.ready(kept, 8, 0.03)
+    assert batcher.queued == 1 and batcher.decide(0.03).tickets == (kept,)
+
+
 def test_a_batch_is_kept_small_enough_for_the_first_deadline_in_it():
     batcher = Batcher(BatchLimits(token_budget=256, lanes=1), knowing())
     tight = offer(batcher, 16, 0.0062)  # alone 2.8 ms, with all eight 8.4 ms

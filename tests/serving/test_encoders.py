@@ -9,6 +9,8 @@ import numpy as np
 from serving_fakes import Summing, answer_of, encode, pad
 
 from qbench.serving.batcher import BatchLimits, Priority, Terms
+from qbench.serving.failures import ShedError
+from qbench.serving.flights import LoopOptions
 from qbench.serving.loop import ServingLoop
 from qbench.serving.request import Work
 from qbench.serving.service import Request, Service
@@ -68,6 +70,21 @@ def test_what_is_taken_back_is_neither_held_nor_encoded():
         assert [first.result(10).value, last.result(10).value] == [answer_of("ab"), answer_of("ef")]
     assert slow.seen == ["ab", "ef"]
     assert loop.counts["cancelled"] == 500
+
+
+def test_a_text_whose_deadline_passes_before_its_turn_is_told_so_and_not_encoded():
+    slow = Slow(0.0)
+    slow.gate.clear()
+    options = LoopOptions(hang_s=8.0)  # deadlines are looked at by the watchdog too
+    with Service([Summing()], Work(pad, slow), BatchLimits(), options) as service:
+        first = service.submit(Request("ab"))
+        wait_for(lambda: not len(service.loop._encoders))
+        late = service.submit(Request("cd", timeout_s=0.02))
+        assert isinstance(late.exception(5), ShedError), "while the encoder is still busy"
+        assert len(service.loop._encoders) == 0
+        slow.gate.set()
+        assert first.result(10).value == answer_of("ab")
+    assert slow.seen == ["ab"]
 
 
 def test_a_flood_of_texts_does_not_keep_another_tenant_from_the_lanes():
