@@ -32,7 +32,7 @@ from qbench.serving.rate import (
     search_rates,
 )
 from qbench.serving.service import Gates, Service
-from qbench.serving.targets import ServiceTarget
+from qbench.serving.targets import ServiceTarget, Target
 from qbench.serving.verdict import ServingVerdict, reach_verdict, revive_verdict
 from qbench.tasks.padding import can_pad
 from qbench.workbench import Workbench
@@ -78,7 +78,12 @@ def measure_sla(work: Workbench, closed: BenchRun, listener: Listener) -> Servin
         measures = {
             name: tried.measure(
                 name,
-                _measure(stack.enter_context(_serve(work, name)), texts, arrivals_of, (sla, how)),
+                try_rates(
+                    ServiceTarget(stack.enter_context(_serve(work, name))),
+                    texts,
+                    arrivals_of,
+                    (sla, how),
+                ),
             )
             for name in (REFERENCE, PLAN)
         }
@@ -90,7 +95,7 @@ def measure_sla(work: Workbench, closed: BenchRun, listener: Listener) -> Servin
             measures,
             tried.start,
             tolerance=how.rate_tolerance,
-            least=_least_rate(tried.start, how.trial_s),
+            least=least_rate(tried.start, how.trial_s),
             most_trials=_MOST_TRIALS,
             on_trial=tell,
         )
@@ -144,7 +149,7 @@ class _Tried:
         return tried
 
 
-def _least_rate(start: float, trial_s: float) -> float:
+def least_rate(start: float, trial_s: float) -> float:
     """Return the lowest rate to try: far below where queues form, with requests to judge by."""
     return max(start / _FALL, min(start / 2, _LEAST_REQUESTS / (4 * trial_s)))
 
@@ -244,15 +249,14 @@ def _serve(work: Workbench, name: str) -> Service:
     return open_service(judging.serve_with(work, name), workload_of(work), settings, gates).service
 
 
-def _measure(
-    service: Service,
-    texts: list[tuple[str, str | None]],
+def try_rates(
+    target: Target,
+    requests: Sequence[Any],
     arrivals_of: Callable[[float], Arrivals],
     how: tuple[Sla, BenchConfig],
 ) -> Callable[[float, int], RateTrial]:
-    """Return what tries a rate on a service; the n-th trial of a rate has the same seed for all."""
+    """Return what tries a rate on a server, with a seed for the arrivals."""
     sla, config = how
-    target = ServiceTarget(service)
 
     def measure(rate: float, seed: int) -> RateTrial:
         arrivals = arrivals_of(rate)
@@ -264,7 +268,7 @@ def _measure(
             seed=seed,
         )
         steady = arrivals.period_s == 0
-        return judge_rate(rate, drive_open(target, texts, load), sla, steady=steady)
+        return judge_rate(rate, drive_open(target, requests, load), sla, steady=steady)
 
     return measure
 

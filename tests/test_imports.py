@@ -26,7 +26,9 @@ FLOORS = {
     **dict.fromkeys(["raced", "progress", "executing"], 5),
     **dict.fromkeys(["budgets", "trials", "repairs", "pricing"], 5),
     **dict.fromkeys(["trust", "auditing", "remedying", "explaining", "torch_scales"], 5),
-    **dict.fromkeys(["sla", "servable", "hosting", "exporting", "serializing", "base"], 5),
+    **dict.fromkeys(
+        ["sla", "remote", "servable", "hosting", "exporting", "serializing", "base"], 5
+    ),
     **dict.fromkeys(["cli", "report", "testing"], 6),
 }
 STAGES = {part for part, floor in FLOORS.items() if floor == 4}

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -179,6 +182,31 @@ def check_reuse(again: dict, before: dict) -> None:
     assert again["serving"]["searches"] == before["searches"]
     rate = again["serving"]["rates"]["reference"]
     assert again["serving"]["cost_per_million"]["reference"] == pytest.approx(2000 / rate)
+
+
+@pytest.fixture
+def served(built: Path) -> Iterator[str]:
+    """Run ``qbench serve`` on the run's engine and return the model's address."""
+    pytest.importorskip("uvicorn", reason="needs the extra 'serve'")
+    command = [sys.executable, "-m", "qbench.cli.main", "serve", str(built)]
+    command += ["--port", "0", "--json", "--name", "mine"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        events = [json.loads(process.stdout.readline()) for _ in range(2)]
+        yield f"{events[0]['url']}/v2/models/mine"
+        process.terminate()
+
+
+def test_a_server_is_loaded_in_the_engines_place(built, served, ask):
+    before = RunDir.open(built).read_run().get("serving")
+    words = [str(built), *SHORT, "--sla-ms", "2000", "--trial-seconds", "0.2", "--url"]
+    code, content, _ = ask(*words, served)
+    server = content["server"]
+    assert code == 0 and server["rate"] > 1 and server["statuses"] == {"ok": server["p50_ms"]["n"]}
+    assert server["search"]["rate"] > 0 and server["search"]["trials"][0]["statuses"]["ok"] > 0
+    assert RunDir.open(built).read_run().get("serving") == before, "no verdict on the run's engine"
+    code, content, _ = ask(*words, served.replace("mine", "yours"))
+    assert code == 2 and "answered 404" in content["error"]
 
 
 def test_a_trace_is_read_for_the_search(tmp_path):

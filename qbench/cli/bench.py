@@ -11,13 +11,14 @@ from qbench.cli.answers import Answer, answering
 from qbench.cli.options import NOTHING, number_or_nothing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from rich.console import Console
 
     from qbench.config import BenchConfig
     from qbench.records import BenchRun
     from qbench.serving.baseline import Difference
+    from qbench.serving.rate import RateFound
     from qbench.serving.verdict import ServingVerdict
     from qbench.workbench import Workbench
 
@@ -47,6 +48,7 @@ Examples:
   qbench bench results/demo --sla-ms 80 --arrivals trace --trace arrivals.txt
   qbench bench results/demo --save-baseline baseline.json
   qbench bench results/demo --against baseline.json
+  qbench bench results/demo --sla-ms 50 --url http://localhost:8000/v2/models/demo
 """,
 )
 @click.argument("run")
@@ -83,11 +85,21 @@ Examples:
     help="Price of this machine in any currency, or none.",
 )
 @click.option("--again", is_flag=True, help="Search rates again, though nothing changed.")
+@click.option(
+    "--url",
+    metavar="URL",
+    help="Load this server instead: http://HOST:PORT/v2/models/NAME (Triton, qbench serve, …).",
+)
 @click.option("--save-baseline", metavar="FILE", help="Write the numbers and their conditions.")
 @click.option("--against", metavar="FILE", help="Compare with a baseline of equal conditions.")
 @answering()
 def command(
-    run: str, again: bool, save_baseline: str | None, against: str | None, **options: Any
+    run: str,
+    again: bool,
+    url: str | None,
+    save_baseline: str | None,
+    against: str | None,
+    **options: Any,
 ) -> Answer:
     """Measure engines under load in the batcher, and say what they carry.
 
@@ -97,6 +109,9 @@ def command(
     it, and the verdict says whether the engine carries more. The run remembers --sla-ms (none
     forgets it); later calls search again only where plan, load, limits, machine or versions
     changed, or with --again. A search that was stopped goes on with the same command.
+
+    With --url a server of the Open Inference Protocol v2 is loaded in their place, by the same
+    clients and within the same SLA; it says what that server carries, and gives no verdict.
     """
     from qbench.cli.bars import ProgressBars
     from qbench.cli.reopening import reopened
@@ -104,6 +119,8 @@ def command(
     from qbench.serving.baseline import check_writable, read_baseline
     from qbench.sla import known_search, verdict_under_load
 
+    if url is not None:
+        return _bench_server(run, url, options, (again, save_baseline, against))
     before = None if against is None else read_baseline(Path(against))
     if save_baseline is not None:
         check_writable(Path(save_baseline))
@@ -118,6 +135,33 @@ def command(
     verdict = None if how.sla_ms is None else verdict_under_load(work)
     changes = _compare(work, measured, before, save_baseline)
     return _answer(work, verdict, changes, reused)
+
+
+def _bench_server(run: str, url: str, options: Mapping[str, Any], others: Sequence[Any]) -> Answer:
+    """Load a server with the run's texts."""
+    from qbench.cli.bars import ProgressBars
+    from qbench.cli.reopening import reopened
+    from qbench.errors import InputError
+    from qbench.remote import measure_server
+
+    if any(others):
+        raise InputError("--url: got --again or a baseline too; those belong to the run's engines")
+    with reopened(_run_of(run), _given(options)) as work, ProgressBars() as bars:
+        _check_search(work.config.bench, options)
+        measured = measure_server(work, url, bars)
+
+    def show(console: Console) -> None:
+        console.print(f"{measured.clients} clients: {measured.rate:.4g} answers/s", markup=False)
+        for name in ("p50", "p95", "p99"):
+            found = getattr(measured, f"{name}_ms")
+            words = f"{found.value:.3g} ms [{found.low:.3g}, {found.high:.3g}]"
+            console.print(f"  {name.upper()} {words}", markup=False)
+        became = ", ".join(f"{count} {status}" for status, count in measured.statuses.items())
+        console.print(f"  requests: {became}", markup=False)
+        if measured.search is not None:
+            _show_found(console, measured.search)
+
+    return Answer({"run": str(work.run.path), "server": measured}, show)
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,16 +253,7 @@ def _answer(
 def _show_verdict(console: Console, verdict: ServingVerdict) -> None:
     console.print(f"under load: {verdict.words}", markup=False)
     for found in verdict.searches:
-        cost, held = verdict.cost_per_million.get(found.name), found.held
-        price = "" if cost is None else f", {cost:.4g} a million requests"
-        tail = ""
-        if held is not None and held.p99_ms is not None:
-            tail = f", P99 there {held.p99_ms.value:.3g} ms"
-        fails = "" if found.above is None else f"; fails at {found.above:.4g}"
-        console.print(
-            f"  {found.name}: {found.rate:.4g} requests/s within the SLA{tail}{price}{fails}",
-            markup=False,
-        )
+        _show_found(console, found, verdict.cost_per_million.get(found.name))
     late = [trial.generator_late for found in verdict.searches for trial in found.trials]
     if any(late):
         console.print(
@@ -226,3 +261,17 @@ def _show_verdict(console: Console, verdict: ServingVerdict) -> None:
             f"{len(late)} trials; that counts against the engine",
             markup=False,
         )
+
+
+def _show_found(console: Console, found: RateFound, cost: float | None = None) -> None:
+    held = found.held
+    price = "" if cost is None else f", {cost:.4g} a million requests"
+    tail = ""
+    if held is not None and held.p99_ms is not None:
+        tail = f", P99 there {held.p99_ms.value:.3g} ms"
+    fails = "" if found.above is None else f"; fails at {found.above:.4g}"
+    least = "at least " if found.above is None else ""
+    console.print(
+        f"  {found.name}: {least}{found.rate:.4g} requests/s within the SLA{tail}{price}{fails}",
+        markup=False,
+    )

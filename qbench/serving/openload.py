@@ -140,7 +140,7 @@ class OpenResult:
 
     @property
     def drift(self) -> float:
-        """Latency gained from the first to the second half of answered requests, s a second.
+        """Median latency gained from the first to the second half of answered requests, s a second.
 
         Where arrivals come at one rate it is about the share by which that exceeds what the
         server carries, and about 0 where it does not.
@@ -150,7 +150,7 @@ class OpenResult:
             return 0.0
         halves = done[: len(done) // 2], done[len(done) // 2 :]
         (first_s, latency_s), (later_s, later_latency_s) = (
-            np.mean([(one.intended_s, one.latency_s) for one in half], axis=0) for half in halves
+            np.median([(one.intended_s, one.latency_s) for one in half], axis=0) for half in halves
         )
         return float((later_latency_s - latency_s) / max(later_s - first_s, 1e-9))
 
@@ -262,6 +262,7 @@ class _Drive:
                 if self._closed:
                     return  # it came too late: the record says lost, and stays
                 one.settled_s, one.status, one.error = settled_s, reply.status, reply.error
+                one.sent_s += reply.waited_s
                 if not self._open:
                     self._idle.notify_all()
 

@@ -12,9 +12,10 @@ from qbench.serving.arrivals import Arrivals, Process
 from qbench.serving.batcher import BatchLimits
 from qbench.serving.load import ClosedLoop, drive, latencies
 from qbench.serving.openload import OpenLoop, drive_open
+from qbench.serving.remote import HttpTarget
 from qbench.serving.request import Work
 from qbench.serving.service import Service
-from qbench.serving.targets import HttpTarget, Reply, ServiceTarget
+from qbench.serving.targets import Reply, ServiceTarget
 
 WORK = Work(pad, encode)
 
