@@ -122,10 +122,12 @@ class Refuse:
     Attributes:
         reason: Why, in words.
         retry_after_s: When another try is likely to find room, seconds; ``None`` for never.
+        late: Whether its deadline had passed.
     """
 
     reason: str
     retry_after_s: float | None
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)

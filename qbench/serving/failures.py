@@ -18,14 +18,17 @@ from qbench.serving.decisions import Refuse, Shed
 
 
 class RefusedError(MeasurementError):
-    """The server refused a request; ``retry_after_s`` says when another try may fit."""
+    """The server refused a request; ``retry_after_s`` says when another try may fit.
+
+    ``late`` says that its deadline had passed.
+    """
 
     def __init__(self, refusal: Refuse) -> None:
         """Take what the batcher said."""
         retry_s = refusal.retry_after_s
         hint = "" if retry_s is None else f"; try again in {retry_s * 1000:.0f} ms"
         super().__init__(f"request refused: {refusal.reason}{hint}")
-        self.retry_after_s = retry_s
+        self.retry_after_s, self.late = retry_s, refusal.late
 
 
 class ShedError(MeasurementError):

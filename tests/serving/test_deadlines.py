@@ -41,7 +41,7 @@ def test_a_request_that_cannot_make_it_is_shed_and_not_computed():
 
 def test_a_deadline_that_has_passed_is_refused_at_once():
     assert Batcher(BatchLimits()).admit(1.0, Terms(deadline_s=0.5)) == Refuse(
-        "its deadline has passed", None
+        "its deadline has passed", None, late=True
     )
 
 

@@ -71,7 +71,7 @@ def failure_of(error: Exception) -> Failure:
 def _turned_away(error: RefusedError | ShedError) -> Failure:
     """Tell a request that was not computed, for load or for its deadline."""
     told, retry_s = str(error), error.retry_after_s
-    if isinstance(error, RefusedError):
+    if isinstance(error, RefusedError) and not error.late:
         if retry_s is None:  # it takes nothing any more
             return Failure(503, "closing", told, 1.0)
         return Failure(429, "refused", told, retry_s)

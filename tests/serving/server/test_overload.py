@@ -107,6 +107,12 @@ def test_a_request_that_would_be_late_is_shed(served: Served) -> None:
             assert status == 504 and "deadline" in body["error"]
 
 
+def test_a_deadline_that_has_passed_on_arrival_is_no_shutdown(served: Served) -> None:
+    status, headers, body = ask(served, 1, parameters={"timeout": 1})
+    assert status == 504 and "deadline" in body["error"]
+    assert "retry-after" not in headers
+
+
 def test_interactive_goes_before_batch(served: Served) -> None:
     engine = Engine(0.15)
     limits = BatchLimits(token_budget=2, ageing_s=60.0)
