@@ -40,6 +40,10 @@ _DTYPES = {
     "tensor(int32)": "int32",
     "tensor(int8)": "int8",
     "tensor(uint8)": "uint8",
+    "tensor(int16)": "int16",
+    "tensor(uint16)": "uint16",
+    "tensor(uint32)": "uint32",
+    "tensor(uint64)": "uint64",
     "tensor(bool)": "bool",
 }
 

@@ -145,6 +145,14 @@ def test_rows_that_are_one_number_are_taken(tmp_path) -> None:
     assert feeds["x"].tolist() == [2.0, 3.0]
 
 
+@pytest.mark.parametrize("name", ["INT16", "UINT16", "UINT32", "UINT64", "INT8", "DOUBLE"])
+def test_numbers_of_every_width_are_taken(name: str, tmp_path) -> None:
+    s = Sketch(0)
+    x = s.input("x", ir.DataType[name], ("batch", 2))
+    found = contract_of(s.model(y=s.op("Cast", x, to=ir.DataType.FLOAT)), tmp_path)
+    assert found.inputs[0].datatype == name.replace("DOUBLE", "FP64")
+
+
 @pytest.mark.parametrize("shape", [(), (3, 4), ("length", 4)])
 def test_a_graph_without_a_batch_is_refused(shape, tmp_path) -> None:
     s = Sketch(0)
