@@ -75,8 +75,8 @@ class Gates:
         demand: What the token budget is chosen for, again and again as costs become known
             better; ``None`` keeps the budget.
         fallback: Lanes of a cheaper engine that takes the same requests; none by default.
-        default: The answer that is given where no fallback engine takes the request; ``None``
-            refuses.
+        default: The answer that is given where no fallback engine takes the request, or where it
+            fails too; ``None`` refuses.
     """
 
     breaker: BreakerRules | None = None
@@ -233,10 +233,10 @@ class Service:
                 self._tally.add(answer, answer.times)
 
     def _tell_breaker(self, route: Route, answer: Answer, span_s: tuple[float, float]) -> None:
-        """Tell the breaker of an answer: only what ran, or hung, can have failed in the engine."""
+        """Tell the breaker of an answer."""
         error, (submitted_s, now_s), breaker = answer.error, span_s, self._breaker
         waited_ms = (now_s - submitted_s) * 1e3
-        if error is None or answer.times is not None or isinstance(error, HungError):
+        if error is None or _engine_failed(answer):
             breaker.answered(route, waited_ms, error is not None, now_s)
         elif isinstance(error, ShedError) and error.retry_after_s is not None:
             breaker.refused(route, now_s)  # its place in a full queue went to another
@@ -260,7 +260,7 @@ class Service:
         if fallback is not None:
             terms = _terms(request, self._clock())
             decision = fallback.submit(
-                request.payload, lambda answer: settle(future, answer, "fallback"), terms
+                request.payload, lambda answer: self._pass_on(future, answer), terms
             )
             if not isinstance(decision, Refuse):
                 ticket = decision.ticket
@@ -272,13 +272,26 @@ class Service:
                 self._count("refused")
                 return
         if gates.default is not None:
-            settle(future, Answer(gates.default, None, None, 0, 0, 0, "default"))
-            self._count("default")
+            self._give_default(future)
         else:
             retry_s = gates.rules().open_s
             words = "the engine cannot keep up, and there is no fallback"
             future.set_exception(RefusedError(Refuse(words, retry_s)))
             self._count("refused_by_breaker")
+
+    def _pass_on(self, future: Future[Answer], answer: Answer) -> None:
+        """Hand over what the fallback came to; where it failed too the default is given."""
+        failed = _engine_failed(answer)
+        if failed:
+            self._count("fallback_failed")
+        if failed and self._gates.default is not None:
+            self._give_default(future)
+        else:
+            settle(future, answer, "fallback")
+
+    def _give_default(self, future: Future[Answer]) -> None:
+        settle(future, Answer(self._gates.default, None, None, 0, 0, 0, "default"))
+        self._count("default")
 
     def _count(self, what: str) -> None:
         with self._lock:
@@ -340,6 +353,12 @@ class Service:
             _LOG.warning(
                 "%s: %s -> %s (%s)", change.gate, change.before, change.after, change.reason
             )
+
+
+def _engine_failed(answer: Answer) -> bool:
+    """Whether an engine failed a request: it ran or hung; all else is no engine's fault."""
+    ran = answer.times is not None or isinstance(answer.error, HungError)
+    return ran and answer.error is not None
 
 
 def _terms(request: Request, now_s: float) -> Terms:

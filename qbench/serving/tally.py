@@ -21,8 +21,8 @@ class ServiceStats:
     Attributes:
         counts: Requests by what became of them: ``accepted``, ``answered``, ``refused``,
             ``shed``, ``displaced``, ``cancelled``, ``failed``, ``hung``, ``closed``,
-            ``fallback``, ``default``; beside them ``reruns`` of parts of batches and
-            ``replaced_lanes``.
+            ``fallback``, ``fallback_failed``, ``default``, ``refused_by_breaker``; beside them
+            ``reruns`` of parts of batches and ``replaced_lanes``.
         queued: Requests in no batch yet.
         lanes: Lanes.
         busy_lanes: Lanes that run a batch.

@@ -84,6 +84,15 @@ def drive(service: Service, seconds: float) -> list[str]:
     return seen
 
 
+WINDOW = BreakerRules(refused_share=1.0, window_s=0.1, least=5, open_s=0.2, probes=1)
+
+
+def after_a_window(service: Service) -> BreakerState:
+    time.sleep(0.12)
+    service.look()
+    return service.stats().breaker
+
+
 def test_a_slow_engine_is_relieved_by_a_cheaper_one_and_comes_back(caplog):
     slow, cheap = Summing(0.03), Summing(0.001)
     gates = Gates(breaker=BREAKER, fallback=[cheap])
@@ -113,6 +122,21 @@ def test_without_a_cheaper_engine_the_declared_default_is_given_and_said_to_be_o
         assert service.stats().counts["default"] > 0
 
 
+def test_where_the_fallback_fails_too_the_default_is_given():
+    def broken(feeds):
+        raise OSError("device lost")
+
+    gates = Gates(breaker=WINDOW, fallback=[broken], default=-1.0)
+    with Service([broken], WORK, BatchLimits(), gates=gates) as service:
+        for _ in range(10):
+            service.submit(Request("ab")).exception(10)
+        assert after_a_window(service) is BreakerState.OPEN
+        answer = service.submit(Request("ab")).result(10)
+        assert (answer.value, answer.served_by) == (-1.0, "default")
+        counts = service.stats().counts
+    assert counts["fallback_failed"] == counts["default"] == 1
+
+
 def test_without_either_it_refuses_with_a_hint():
     with Service([Summing(0.03)], WORK, BatchLimits(), gates=Gates(breaker=BREAKER)) as service:
         assert "refused" in drive(service, 0.8)
@@ -131,15 +155,6 @@ def test_overload_alone_opens_no_breaker_where_nothing_could_answer_instead():
         assert sum(future.exception(5) is not None for future in flood) > 150
         assert service.stats().breaker is BreakerState.CLOSED
     assert ends == [None] * 3
-
-
-WINDOW = BreakerRules(refused_share=1.0, window_s=0.1, least=5, open_s=0.2, probes=1)
-
-
-def after_a_window(service: Service) -> BreakerState:
-    time.sleep(0.12)
-    service.look()
-    return service.stats().breaker
 
 
 def test_deadlines_that_cannot_be_kept_are_no_failures_of_the_engine():
