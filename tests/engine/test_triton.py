@@ -285,6 +285,14 @@ def test_external_data_in_folders_of_its_own_stays_there(tmp_path: Path) -> None
         assert session.outputs == ("embedding",)
 
 
+def numbers() -> ir.Model:
+    """Return a graph whose rows are a number and a vector in fp16, with two outputs."""
+    s = Sketch(0)
+    one = s.input("one", ir.DataType.INT64, ("batch",))
+    half = s.input("a half", ir.DataType.FLOAT16, ("batch", 3))
+    return s.model(positive=s.op("Greater", one, s.ints(0)), doubled=s.op("Add", half, half))
+
+
 @pytest.mark.slow
 def test_a_real_triton_serves_what_was_written(engine: Path, tmp_path: Path) -> None:
     try:
@@ -298,6 +306,8 @@ def test_a_real_triton_serves_what_was_written(engine: Path, tmp_path: Path) -> 
     models = tmp_path / "models"
     assert export(engine, models, "--name", "mine", "--max-batch", 8, "--instances", 2) == 0
     assert export(tmp_path / "images.onnx", models, "--name", "images", "--force") == 0
+    save_graph(numbers(), tmp_path / "numbers.onnx")
+    assert export(tmp_path / "numbers.onnx", models, "--force", "--timeout-ms", 5000) == 0
     rng = np.random.default_rng(0)
     settings = SessionSettings(threads=1)
     with (
@@ -326,6 +336,13 @@ def test_a_real_triton_serves_what_was_written(engine: Path, tmp_path: Path) -> 
         asked.set_data_from_numpy(image)
         got = client.infer("images", [asked]).as_numpy("logits")
         np.testing.assert_allclose(got, pictures.run({"image": image})["logits"], atol=1e-4)
+        halves = rng.normal(size=(2, 3)).astype(np.float16)
+        asked = [http.InferInput("one", [2, 1], "INT64"), http.InferInput("a half", [2, 3], "FP16")]
+        asked[0].set_data_from_numpy(np.array([[3], [-3]]))
+        asked[1].set_data_from_numpy(halves)
+        answer = client.infer("numbers", asked)
+        assert answer.as_numpy("positive").ravel().tolist() == [True, False]
+        np.testing.assert_array_equal(answer.as_numpy("doubled"), halves * 2)
         config = client.get_model_config("mine")
         assert config["dynamic_batching"]["priority_levels"] == 2
         (stats,) = client.get_inference_statistics("mine")["model_stats"]
