@@ -358,6 +358,7 @@ def bench(work: Workbench, listener: Listener | None = None) -> BenchRun:
         settings,
         conditions={"model": work.config.model.source, "model_sha256": work.model.sha256},
         on_slice=lambda done, total: listener.step(),
+        on_stopped=work.run.write_bench,
     )
     work.run.write_bench(result)
     _restate_verdict(work)

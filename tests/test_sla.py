@@ -102,6 +102,9 @@ def test_a_baseline_is_saved_and_compared(built, ask, tmp_path):
     }
     _, content, _ = ask(str(built), *SHORT, "--against", str(path))
     assert {one["engine"] for one in content["against"]} >= {"reference", "plan"}
+    code, content, told = ask(str(built), *SHORT, "--clients", "3", "--against", str(path))
+    assert code == 2 and "clients was 2 and is 3" in content["error"]
+    assert "slices" not in told, "before anything is measured"
 
 
 def test_the_verdict_names_rates_gain_and_price(built, ask):

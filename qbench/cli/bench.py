@@ -116,7 +116,7 @@ def command(
     from qbench.cli.bars import ProgressBars
     from qbench.cli.reopening import reopened
     from qbench.pipeline import bench
-    from qbench.serving.baseline import check_writable, read_baseline
+    from qbench.serving.baseline import check_alike, check_writable, read_baseline
     from qbench.sla import known_search, verdict_under_load
 
     if url is not None:
@@ -127,6 +127,8 @@ def command(
     with reopened(_run_of(run), _given(options)) as work:
         how = work.config.bench
         _check_search(how, options)
+        if before is not None:
+            check_alike(before, _conditions(work))
         if again:
             work.run.write_run({"serving_for": None})
         reused = how.sla_ms is not None and known_search(work) is not None
@@ -202,14 +204,29 @@ def _run_of(given: str) -> str:
     return str(path.parent) if path.name == "plan.yaml" and path.is_file() else given
 
 
+def _facts() -> dict[str, Any]:
+    from qbench.provenance import installed_versions, this_machine
+
+    return {"versions": installed_versions(), "machine": this_machine()}
+
+
+def _conditions(work: Workbench) -> dict[str, Any]:
+    """Return the conditions of a baseline that are known before anything is measured."""
+    from qbench.records import to_dict
+
+    how = work.config.bench
+    named = ("clients", "token_budget", "max_wait_ms", "fixed_size", "queue")
+    chosen = {name: getattr(how, name) for name in named}
+    return {**to_dict(_facts()), "model_sha256": work.model.sha256, **chosen}
+
+
 def _compare(
     work: Workbench, measured: BenchRun, before: Any, save_to: str | None
 ) -> tuple[Difference, ...]:
     """Write this benchmark as a baseline where asked for, and compare it with another one."""
-    from qbench.provenance import installed_versions, this_machine
     from qbench.serving.baseline import baseline_of, compare, write_baseline
 
-    now = baseline_of(measured, {"versions": installed_versions(), "machine": this_machine()})
+    now = baseline_of(measured, _facts())
     if save_to is not None:
         write_baseline(Path(save_to), now)
     return () if before is None else compare(before, now)

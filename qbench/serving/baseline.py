@@ -143,21 +143,35 @@ def _holds_numbers(engines: Any) -> TypeGuard[Mapping[str, Mapping[str, float]]]
     )
 
 
+def check_alike(before: Baseline, known: Mapping[str, Any]) -> None:
+    """Refuse to compare with a baseline of other conditions.
+
+    Args:
+        before: The baseline.
+        known: The conditions now, all or as many as are known before anything is measured.
+
+    Raises:
+        UnlikeError: If one of them differs, or the baseline lacks one; the message names it.
+    """
+    gone = [key for key in KEYS if key not in before.conditions]
+    if gone:
+        raise UnlikeError(f"the baseline does not tell its {gone[0]}; save a new baseline")
+    told = {key: value for key, value in before.conditions.items() if key in known}
+    for name, then_value, now_value in _unlike(told, known):
+        raise UnlikeError(
+            f"the baseline was measured under other conditions: {name} was {then_value!r} and is "
+            f"{now_value!r}. Numbers of unlike runs are not compared: measure again under the "
+            "baseline's conditions, or save a new baseline"
+        )
+
+
 def compare(before: Baseline, now: Baseline) -> tuple[Difference, ...]:
     """Return the numbers of the engines that both have, then and now.
 
     Raises:
         UnlikeError: If a condition differs, or no engine is in both; the message names it.
     """
-    gone = [key for key in KEYS if key not in before.conditions]
-    if gone:
-        raise UnlikeError(f"the baseline does not tell its {gone[0]}; save a new baseline")
-    for name, then_value, now_value in _unlike(before.conditions, now.conditions):
-        raise UnlikeError(
-            f"the baseline was measured under other conditions: {name} was {then_value!r} and is "
-            f"{now_value!r}. Numbers of unlike runs are not compared: measure again under the "
-            "baseline's conditions, or save a new baseline"
-        )
+    check_alike(before, now.conditions)
     shared = [name for name in before.engines if name in now.engines]
     if not shared:
         missing = next(iter(before.engines), "")

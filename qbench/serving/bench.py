@@ -25,6 +25,7 @@ from qbench.serving.request import Decode, Encode, Encoded, Pad, Run, Work, firs
 from qbench.serving.summary import Slice, describe_lengths, narrow_enough, summarise
 
 _PRIME_RUNS = 3
+_LEAST_ROUNDS = 2  # for an interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ class BenchSettings:
         Raises:
             ConfigError: If a setting is out of its range.
         """
-        if self.rounds < 2:
+        if self.rounds < _LEAST_ROUNDS:
             raise ConfigError(f"rounds is {self.rounds}; allowed: 2 or more (for an interval)")
         if not 0 <= self.enough <= 1:
             raise ConfigError(f"enough is {self.enough}; allowed: a share from 0 to 1")
@@ -154,6 +155,7 @@ def bench(
     *,
     conditions: Mapping[str, Any] | None = None,
     on_slice: Callable[[int, int], None] | None = None,
+    on_stopped: Callable[[BenchRun], None] | None = None,
 ) -> BenchRun:
     """Measure engines under closed-loop load; the first one is the reference.
 
@@ -167,6 +169,7 @@ def bench(
         settings: How to measure.
         conditions: What else to record: model, machine, versions.
         on_slice: Called after each slice with slices done and slices in all.
+        on_stopped: Gets what whole rounds gave where the user stops the benchmark, if two did.
 
     Raises:
         ConfigError: If there are no engines, no requests, or two engines of one name.
@@ -179,20 +182,29 @@ def bench(
         _prime(runs, workload.pad, encoded)
     budget = _find_budget(settings, lanes[names[0]][0], workload.pad, encoded)
     measured = _Measured(time.perf_counter(), [], [], {name: Counter() for name in names})
-    for done, (round_index, name) in enumerate(_schedule(names, settings), start=1):
-        limits = settings.limits(budget.token_budget)
-        _run_slice(measured, (name, round_index), lanes[name], workload, (limits, settings))
-        if on_slice is not None:
-            on_slice(done, settings.rounds * len(names))
-        if done % len(names) == 0 and narrow_enough(
-            measured.latencies, measured.slices, names, settings.enough
-        ):
-            break
+    known = {**(conditions or {}), **_describe(settings, encoded, budget), "engines": names}
+    try:
+        for done, (round_index, name) in enumerate(_schedule(names, settings), start=1):
+            limits = settings.limits(budget.token_budget)
+            _run_slice(measured, (name, round_index), lanes[name], workload, (limits, settings))
+            if on_slice is not None:
+                on_slice(done, settings.rounds * len(names))
+            if done % len(names) == 0 and narrow_enough(
+                measured.latencies, measured.slices, names, settings.enough
+            ):
+                break
+    except KeyboardInterrupt:
+        rounds = len(measured.slices) // len(names)
+        if on_stopped is not None and rounds >= _LEAST_ROUNDS:
+            on_stopped(_sum_up(measured.first(rounds), names, known))
+        raise
+    return _sum_up(measured, names, known)
+
+
+def _sum_up(measured: _Measured, names: Sequence[str], known: Mapping[str, Any]) -> BenchRun:
     return BenchRun(
         conditions={
-            **(conditions or {}),
-            **_describe(settings, encoded, budget),
-            "engines": names,
+            **known,
             "dispatches": {name: dict(count) for name, count in measured.dispatches.items()},
             "slices": [to_dict(piece) for piece in measured.slices],
         },
@@ -224,6 +236,14 @@ class _Measured:
     latencies: list[RequestLatency]
     slices: list[Slice]
     dispatches: dict[str, Counter[str]]
+
+    def first(self, rounds: int) -> _Measured:
+        """Return what the first rounds gave."""
+        return replace(
+            self,
+            latencies=[one for one in self.latencies if one.round < rounds],
+            slices=[piece for piece in self.slices if piece.round < rounds],
+        )
 
 
 def _schedule(names: Sequence[str], settings: BenchSettings) -> Iterator[tuple[int, str]]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -132,6 +133,22 @@ def test_a_failing_engine_stops_the_benchmark_with_the_reason():
             Workload(texts(10), pad, encode),
             SHORT,
         )
+
+
+def test_whole_rounds_are_kept_where_it_is_stopped():
+    engines, work = [engine("a", 0.0), engine("b", 0.0)], Workload(texts(20), pad, encode)
+    short = replace(SHORT, rounds=4, seconds=0.05, warmup_s=0.0)
+    for slices, kept in ((3, []), (5, [2])):
+        stopped: list[BenchRun] = []
+
+        def stop(done: int, total: int, at: int = slices) -> None:
+            if done == at:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            bench(engines, work, short, on_slice=stop, on_stopped=stopped.append)
+        assert [one.summaries[0].throughput_rps.n for one in stopped] == kept
+        assert all({late.round for late in one.latencies} == {0, 1} for one in stopped)
 
 
 def test_progress_is_told():
