@@ -98,7 +98,9 @@ def _files(config: Any, folder: Path) -> Iterator[str]:
 
 def _tensors(config: Any, messages: Any, graph_file: Path) -> Iterator[str]:
     graph = read_onnx(graph_file).graph
-    sides = (("input", config.input, graph.inputs), ("output", config.output, graph.outputs))
+    # Some exporters name weights as inputs too: nobody has to give them.
+    inputs = [value for value in graph.inputs if value.name not in graph.initializers]
+    sides = (("input", config.input, inputs), ("output", config.output, graph.outputs))
     for what, told, values in sides:
         by_name = {str(value.name): value for value in values}
         for tensor in told:

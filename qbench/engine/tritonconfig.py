@@ -114,6 +114,10 @@ def check_batch(model: TritonModel) -> None:
                     f"{what} {spec.name!r} has shape {list(spec.shape)}: the graph has no batch "
                     "dimension of free size, and Triton cannot batch it; export it with one"
                 )
+            if 0 in spec.shape:
+                raise ModelError(
+                    f"{what} {spec.name!r} has shape {list(spec.shape)}: no value in it"
+                )
             if spec.dtype not in DATA_TYPES:
                 raise ModelError(f"{what} {spec.name!r} is {spec.dtype}; Triton has no such type")
 

@@ -171,6 +171,28 @@ def test_each_input_has_warm_up_data_of_its_own(tmp_path: Path) -> None:
     assert sizes == {8, 16}
 
 
+def test_tensors_without_values_are_refused(tmp_path: Path, capsys) -> None:
+    s = Sketch(0)
+    x = s.input("x", ir.DataType.FLOAT, ("batch", 0))
+    save_graph(s.model(y=s.op("Identity", x)), tmp_path / "x.onnx")
+    assert export(tmp_path / "x.onnx", tmp_path / "models") == 2
+    assert "no value in it" in capsys.readouterr().err
+
+
+def test_weights_that_are_inputs_too_are_asked_of_nobody(tmp_path: Path) -> None:
+    import onnx
+
+    text = """
+    <ir_version: 10, opset_import: ["" : 21]>
+    old (float[batch, 2] x, float[2] w) => (float[batch, 2] y) <float[2] w = {1.0, 2.0}> {
+       y = Add (x, w)
+    }
+    """
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "old.onnx")
+    assert export(tmp_path / "old.onnx", tmp_path / "models") == 0
+    assert 'name: "w"' not in (tmp_path / "models/old/config.pbtxt").read_text()
+
+
 def fixed_batch(size: int) -> ir.Model:
     s = Sketch(0)
     x = s.input("x", ir.DataType.FLOAT, (size, 4))

@@ -82,14 +82,16 @@ def _dims(shape: Sequence[Any]) -> tuple[int | None, ...]:
 
 def _check_batch(session: Session, source: str) -> bool:
     """Return whether a batch is one row; refuse a graph without a batch dimension."""
+    if not session.inputs:
+        raise ModelError(f"{source}: the graph has no input: there is nothing to ask it")
     shapes = {spec.name: tuple(spec.shape) for spec in session.inputs}
     for spec in session.inputs:
         if spec.dtype not in DATATYPES:
             raise ModelError(f"{source}: input {spec.name!r} is {spec.dtype}, which cannot be sent")
         if not spec.shape:
             raise ModelError(
-                f"{source}: input {spec.name!r} is a scalar: the graph has no batch dimension; "
-                "export it with one, as [batch, …]"
+                f"{source}: input {spec.name!r} is a scalar, or of no stated rank: the graph has "
+                "no batch dimension; export it with one, as [batch, …]"
             )
     firsts = {shape[0] for shape in shapes.values()}
     fixed = {size for size in firsts if isinstance(size, int)}

@@ -162,6 +162,12 @@ def test_a_graph_without_a_batch_is_refused(shape, tmp_path) -> None:
         contract_of(s.model(y=y), tmp_path)
 
 
+def test_a_graph_without_inputs_is_refused(tmp_path) -> None:
+    s = Sketch(0)
+    with pytest.raises(ModelError, match="no input"):
+        contract_of(s.model(y=s.op("Add", s.number(1.0), s.number(2.0))), tmp_path)
+
+
 def test_bounds_are_found_behind_casts_and_unpacked_tables() -> None:
     s = Sketch(0)
     ids = s.input("ids", ir.DataType.INT32, ("batch", "sequence"))
