@@ -22,7 +22,8 @@ STAGES = ("queue", "preprocess", "formation", "inference", "postprocess")
 _BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _OUTCOMES = (
     *("accepted", "answered", "refused", "shed", "displaced", "cancelled", "failed", "hung"),
-    *("closed", "fallback", "default", "reruns", "replaced_lanes"),
+    *("closed", "fallback", "fallback_failed", "default", "refused_by_breaker"),
+    *("reruns", "replaced_lanes"),
 )
 _CHANGES = tuple(f"breaker:{state}" for state in BreakerState)
 _ANSWERING = ("infer", "text")
