@@ -33,7 +33,7 @@ def load_words(verdict: ServingVerdict) -> list[str]:
         words.append(
             f"Side by side at {number(pairs.rate)} requests/s, {verdict.engine} kept it and "
             f"{verdict.reference} broke it in {pairs.shown} of {len(pairs.engine)} pairs of "
-            f"trials; a gain must show in each of {PAIRS}."
+            f"trials, and the other way round in {pairs.against}; a gain needs {PAIRS} and none."
         )
     return words
 

@@ -252,10 +252,11 @@ def _found(name: str, trials: Sequence[RateTrial], search: RateSearch) -> RateFo
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """Trials of both engines at one rate, pair by pair: a gain shows in every pair, or is none.
+    """Trials of both engines at one rate, pair by pair.
 
-    Were both alike, each would be the one that keeps the SLA as often as the other: that all of
-    five pairs say the same comes with a probability of 1/32 at most (sign test).
+    Pairs in which both keep the SLA, or both break it, tell nothing. Were the engines alike, each
+    would be the better one of a pair that tells as often as the other: that five of five say the
+    same comes with a probability of 1/32 (sign test).
 
     Attributes:
         rate: Requests a second, between what the reference and the engine were found to carry.
@@ -273,13 +274,18 @@ class Confirmation:
         return sum(map(_tells, self.reference, self.engine))
 
     @property
+    def against(self) -> int:
+        """Pairs in which the reference kept the SLA and the engine broke it."""
+        return sum(map(_tells, self.engine, self.reference))
+
+    @property
     def holds(self) -> bool:
-        """Whether each of the pairs shows the gain."""
-        return self.shown == len(self.reference) >= PAIRS
+        """Whether five pairs show the gain, and none the opposite."""
+        return self.shown >= PAIRS and not self.against
 
 
-#: Pairs that a confirmation needs.
-PAIRS = 5
+#: Pairs that a confirmation needs, and pairs at most.
+PAIRS, MOST_PAIRS = 5, 10
 
 
 def confirm(
@@ -289,7 +295,7 @@ def confirm(
 ) -> Confirmation | None:
     """Try both engines in pairs at a rate that the engine should carry and the reference not.
 
-    It ends with the first pair that does not show it.
+    It ends where five pairs show it, one shows the opposite, or too many told nothing.
 
     Args:
         reference: What the search found of the reference, and what tries a rate on it.
@@ -303,17 +309,18 @@ def confirm(
     if slow.above is None or quick.rate < slow.above or 0 < slow.rate <= quick.rate <= slow.above:
         return None
     rate = math.sqrt(slow.above * quick.rate)
-    found: dict[str, list[RateTrial]] = {slow.name: [], quick.name: []}
-    for _ in range(PAIRS):
+    found: dict[str, tuple[RateTrial, ...]] = {slow.name: (), quick.name: ()}
+    for done in range(1, MOST_PAIRS + 1):
         for one, measure in (engine, reference):
             trial = measure(rate)
-            found[one.name].append(trial)
+            found[one.name] += (trial,)
             if on_trial is not None:
                 on_trial(one.name, trial)
-        if not _tells(found[slow.name][-1], found[quick.name][-1]):
+        pairs = Confirmation(rate, found[slow.name], found[quick.name])
+        if pairs.holds or pairs.against or pairs.shown + MOST_PAIRS - done < PAIRS:
             break
-    return Confirmation(rate, tuple(found[slow.name]), tuple(found[quick.name]))
+    return pairs
 
 
-def _tells(reference: RateTrial, engine: RateTrial) -> bool:
-    return engine.kept and not reference.kept and not reference.inconclusive
+def _tells(worse: RateTrial, better: RateTrial) -> bool:
+    return better.kept and not worse.kept and not worse.inconclusive

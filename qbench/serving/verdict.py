@@ -154,15 +154,11 @@ def _rate(found: RateFound) -> str:
     return f"at least {_per_second(found.rate)} ({why})"
 
 
-def _doubt(confirmation: Confirmation) -> str:
-    slow, quick = confirmation.reference[-1], confirmation.engine[-1]
-    if not quick.kept:
-        why = "the engine did not keep it again"
-    elif slow.kept:
-        why = "the reference kept it too"
-    else:
-        why = "the load generator was too late to tell"
-    return f"and side by side at {_per_second(confirmation.rate)} {why}"
+def _doubt(pairs: Confirmation) -> str:
+    where = f"side by side at {_per_second(pairs.rate)}"
+    if pairs.against:
+        return f"but {where} the reference kept it where the engine did not"
+    return f"but {where} only {pairs.shown} of {len(pairs.engine)} pairs of trials showed it"
 
 
 def _per_second(rate: float) -> str:

@@ -185,6 +185,27 @@ def test_a_real_gain_is_confirmed():
     assert all(100 < one.confirmation.rate < 130 for one in said)
 
 
+def test_pairs_that_tell_nothing_are_no_gain_and_no_loss():
+    """Both keep it, then both break it, then the engine alone keeps it: five of those show it."""
+    outcomes = iter([(True, True), (False, False), *[(True, False)] * 5])
+    said: list[bool] = []
+
+    def measure(rate: float) -> RateTrial:
+        if not said:
+            said.extend(next(outcomes))
+        return trial(rate, said.pop(0))
+
+    slow, quick = found("reference", 100.0, 105.0), found("plan", 130.0, 136.0)
+    pairs = confirm((slow, measure), (quick, measure))
+    assert (pairs.shown, pairs.against, len(pairs.engine), pairs.holds) == (5, 0, 7, True)
+    outcomes = iter([(True, False), (False, True)])
+    pairs = confirm((slow, measure), (quick, measure))
+    assert (pairs.shown, pairs.against, pairs.holds) == (1, 1, False)
+    outcomes = iter([(True, True)] * 10)
+    pairs = confirm((slow, measure), (quick, measure))
+    assert (pairs.shown, len(pairs.engine), pairs.holds) == (0, 6, False)
+
+
 def test_a_late_generator_says_nothing_of_a_server():
     """Requests leave 60 ms late and are answered in 10: the promise of 50 ms is broken by us."""
     sent = tuple(Sent(i / 10, i / 10 + 0.06, i / 10 + 0.07, "ok") for i in range(20))
