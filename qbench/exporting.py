@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from qbench.engine.shapes import axis_name
 from qbench.engine.triton import Repository, write_repository
 from qbench.engine.tritonconfig import Platform, TritonModel, TritonOptions
 from qbench.errors import InputError, ModelError
@@ -64,14 +65,24 @@ def export_triton(
             not there.
         InputError: If the folder exists, or an option is out of its range.
     """
-    _, contract = describe(servable)
+    engine, contract = describe(servable)
+    most = _most_sizes(servable, request)
+    axes = [axis_name(spec, 0) for spec in engine.inputs]
+    largest = min((most[name] for name in axes if name in most), default=None)
+    if largest is not None and request.options.max_batch > largest:
+        raise ModelError(
+            f"the TensorRT engine of {servable.path} takes batches of at most {largest}: give "
+            f"--max-batch {largest}, or build it again with --dim {axes[0]}=LEAST,BEST,MOST"
+        )
     shapes = {}
     for tensor in (*contract.inputs, *contract.outputs):
         batch = 1 if contract.one_row else None
         shapes[tensor.name] = TensorSpec(tensor.name, tensor.dtype, (batch, *tensor.dims))
     rows: dict[str, np.ndarray] = {}
     if request.warmup:
-        sample = contract.sample(contract.fixed_length or contract.longest or 1)
+        lengths = [size for name, size in most.items() if name not in axes]
+        longest = min([contract.longest or 1, *lengths])
+        sample = contract.sample(contract.fixed_length or longest)
         rows = {one.name: np.asarray(sample[one.key], one.dtype) for one in contract.inputs}
     model = TritonModel(
         servable.path,
@@ -81,6 +92,17 @@ def export_triton(
         _plan_file(servable, request),
     )
     return write_repository(model, request.options, folder, force)
+
+
+def _most_sizes(servable: Servable, request: ExportRequest) -> dict[str, int]:
+    """Return the most that a run's own TensorRT engine takes of each dynamic axis."""
+    tensorrt = request.options.platform is Platform.TENSORRT and request.plan_file is None
+    if servable.run is None or not tensorrt:
+        return {}
+    for report in servable.run.known_engines():
+        if report.name == servable.facts.get("engine") and report.serialized is not None:
+            return {name: sizes[-1] for name, sizes in report.serialized.shapes.items()}
+    return {}
 
 
 def _plan_file(servable: Servable, request: ExportRequest) -> Path | None:

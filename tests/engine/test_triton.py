@@ -19,6 +19,8 @@ from qbench.engine.tritonconfig import Platform, TritonOptions
 from qbench.errors import MissingDependencyError, ModelError
 from qbench.exporting import ExportRequest, export_triton, platform_of
 from qbench.graph.model import save_graph
+from qbench.records import EngineReport, Serialized
+from qbench.rundir import RunDir
 from qbench.runtime.ort import SessionSettings, open_session
 from qbench.servable import find_servable
 from qbench.testing.graphs import Sketch, tiny_convnet, tiny_encoder
@@ -270,6 +272,28 @@ def test_engines_of_tensorrt_rtx_are_no_tensorrt_plans(engine: Path, tmp_path: P
     assert not (tmp_path / "models").exists()
     named = replace(request, plan_file=tmp_path / "rtx" / "engine.plan")
     assert "rtx/1/model.plan" in export_triton(servable, named, tmp_path / "models").files
+
+
+def test_a_tensorrt_engine_is_asked_for_no_more_than_it_was_built_for(
+    engine: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "trt").mkdir()
+    for file in engine.iterdir():
+        shutil.copy(file, tmp_path / "trt")
+    (tmp_path / "trt" / "engine.plan").write_bytes(b"a serialized engine")
+    run = RunDir.create(tmp_path, "run")
+    made = Serialized("engine.plan", shapes={"batch": (1, 4, 8), "sequence": (2, 6, 16)})
+    counts: dict[str, int] = {}
+    report = EngineReport("plan", "x", "tensorrt", 1, "", counts, counts, counts, serialized=made)
+    run.write_engines([report])
+    found = find_servable(str(tmp_path / "trt"), backend="tensorrt")
+    servable = replace(found, run=run, facts={"engine": "plan"})
+    options = TritonOptions("trt", Platform.TENSORRT, gpu=True)
+    with pytest.raises(ModelError, match="--max-batch 8"):
+        export_triton(servable, ExportRequest(options), tmp_path / "models")
+    fitting = replace(options, max_batch=8, preferred=(8,))
+    export_triton(servable, ExportRequest(fitting), tmp_path / "models")
+    assert (tmp_path / "models/trt/warmup/input_ids.bin").stat().st_size == 16 * 8
 
 
 def test_external_data_outside_its_folder_is_refused(tmp_path: Path, capsys) -> None:
