@@ -20,6 +20,15 @@ def test_poisson_arrivals_have_the_rate_and_gaps_without_memory():
     assert (draw(rate=50.0) == times).all() and len(draw(rate=50.0, seed=1)) != len(times)
 
 
+def test_poisson_gaps_are_exponential_and_counts_are_poisson():
+    from scipy import stats
+
+    gaps = np.diff(draw(rate=50.0, seed=7))
+    assert stats.kstest(gaps, "expon", args=(0, 1 / 50.0)).pvalue > 0.001
+    counts = [len(draw(seconds=2.0, rate=50.0, seed=seed)) for seed in range(400)]
+    assert np.var(counts) / np.mean(counts) == pytest.approx(1.0, abs=0.25)
+
+
 def test_constant_arrivals_tick():
     times = draw(seconds=1.0, rate=10.0, process=Process.CONSTANT)
     assert times == pytest.approx(np.arange(10) / 10)
