@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from qbench.hosting import Hosting, HostOptions
 
 _MOST_TOKENS = 1 << 20
+_SWITCH_S = 0.001
 
 
 @click.command(
@@ -152,6 +153,8 @@ def command(plan_or_engine: str, as_json: bool, **options: Any) -> int:
     check_runtime()
     for part in PARTS:
         require(part)
+    # NOTE: a lane that comes back from the runtime waits so long for the thread that parses.
+    sys.setswitchinterval(_SWITCH_S)
     servable = find_servable(plan_or_engine, engine=options["engine"])
     hosting = prepare_host(servable, _host_options(options))
     ended = hosting.host.run(

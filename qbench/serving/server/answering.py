@@ -42,7 +42,7 @@ class Answering:
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        names = scope["path_params"]
+        names = scope.get("path_params", {})
         self._face.check_model(names.get("model"), names.get("version"))
         body, served_by = await self._answer(scope, _headers_of(scope), receive)
         headers = [
@@ -66,15 +66,13 @@ class Answering:
         face.check_ready()
         return await read_body(receive, headers, face.limits.body_bytes, face.body_timeout_s)
 
-    async def _answers(
-        self, payloads: Sequence[Any], asked: Asked, scope: Message, receive: Receive
-    ) -> list[Answer]:
+    async def _answers(self, payloads: Sequence[Any], asked: Asked, scope: Message) -> list[Answer]:
         """Take the request in and return the answer to each of its payloads."""
         service = self._face.check_ready()
         self._face.enter()
         scope["qbench.taken"] = True
         requests = [Request(one, asked.tenant, asked.priority, asked.timeout_s) for one in payloads]
-        answers = await ask(service, requests, receive)
+        answers = await ask(service, requests, scope)
         self._face.metrics.answered(answers)
         return answers
 
@@ -88,7 +86,7 @@ class Infer(Answering):
         _check_type(headers, binary=header_length is not None)
         text, rest = split_body(await self._read(headers, receive), header_length)
         asked = parse_infer(parse_json(text), rest, headers, face.contract, face.limits)
-        answers = await self._answers(asked.rows, asked.asked, scope, receive)
+        answers = await self._answers(asked.rows, asked.asked, scope)
         rows = [_row_of(answer, face.contract, asked.length) for answer in answers]
         served_by = _served_by(answers)
         model = (face.model, documents.VERSION)
@@ -104,7 +102,7 @@ class Texts(Answering):
         head = parse_json(await self._read(headers, receive))
         asked = parse_asked(head, headers, face.contract)
         texts = parse_texts(head, face.limits)
-        answers = await self._answers(texts, asked, scope, receive)
+        answers = await self._answers(texts, asked, scope)
         rows = [_row_of(answer, face.contract, answer.tokens) for answer in answers]
         body = text_body((face.model, documents.VERSION), asked, answers, rows)
         return body, _served_by(answers)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeAlias
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
@@ -24,9 +24,10 @@ from qbench.serving.server.replies import error_body
 _LOG = logging.getLogger(__name__)
 _GONE = 499  # nobody reads it; it is counted
 _DISCARD = 4  # bodies of the largest size that are taken in after a refusal
+App: TypeAlias = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
-def make_app(face: Face) -> Callable[[Message, Receive, Send], Awaitable[None]]:
+def make_app(face: Face) -> App:
     """Return the ASGI application."""
     face.idle.set()
     addresses = _Addresses(face)
@@ -48,7 +49,8 @@ def make_app(face: Face) -> Callable[[Message, Receive, Send], Awaitable[None]]:
             Route(f"{stem}/stats", addresses.stats),
         ]
     # NOTE: a bare router: Starlette's middleware would answer 500 to what the guard tells.
-    return _Guard(Router(routes, redirect_slashes=False), face)
+    straight = {f"/v2/models/{face.model}/infer": infer, "/text": texts}
+    return _Guard(Router(routes, redirect_slashes=False), straight, face)
 
 
 class _Addresses:
@@ -113,10 +115,9 @@ class _Addresses:
 class _Guard:
     """Counts each request, tells failures, and closes connections that must not be used again."""
 
-    def __init__(
-        self, inner: Callable[[Message, Receive, Send], Awaitable[None]], face: Face
-    ) -> None:
-        self._inner, self._face = inner, face
+    def __init__(self, inner: App, straight: Mapping[str, App], face: Face) -> None:
+        """Take the router, and what it would find for a POST to the addresses that answer."""
+        self._inner, self._straight, self._face = inner, straight, face
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -133,8 +134,9 @@ class _Guard:
             await send(message)
 
         scope["app"] = self  # the router then raises what is unknown
+        straight = self._straight.get(scope["path"]) if scope["method"] == "POST" else None
         try:
-            await self._inner(scope, receive, tell)
+            await (straight or self._inner)(scope, receive, tell)
         except ClientGoneError:
             pass
         except Exception as error:  # what failed a request is the client's to know, by its status

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import MutableMapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from qbench.serving.request import Answer
 from qbench.serving.service import Request, Service
+
+#: Where a request's scope holds what the connection calls when it is lost.
+#: NOTE: ASGI's own way, to wait for a message beside the answer, takes a task of its own a request.
+GONE = "qbench.gone"
 
 
 class ClientGoneError(Exception):
@@ -17,15 +21,15 @@ class ClientGoneError(Exception):
 
 
 async def ask(
-    service: Service, requests: Sequence[Request], gone: Callable[[], Awaitable[Any]]
+    service: Service, requests: Sequence[Request], scope: MutableMapping[str, Any]
 ) -> list[Answer]:
     """Hand requests in and return their answers in order; the first failure fails all.
 
     Args:
         service: The served engine.
         requests: One a row.
-        gone: Returns when the client has closed its connection; the requests are then taken
-            back.
+        scope: The client's request: its connection calls what lies under ``GONE`` when it is
+            lost, and the requests are then taken back.
 
     Raises:
         ClientGoneError: If the client is gone.
@@ -38,14 +42,14 @@ async def ask(
             if futures[-1].done() and futures[-1].exception() is not None:
                 break  # refused: the others would be answered for nobody
         else:
-            await _settled(futures, gone)
+            await _settled(futures, scope)
         return [future.result() for future in futures]
     finally:
         for future in futures:
             future.cancel()
 
 
-async def _settled(futures: Sequence[Future[Answer]], gone: Callable[[], Awaitable[Any]]) -> None:
+async def _settled(futures: Sequence[Future[Answer]], scope: MutableMapping[str, Any]) -> None:
     """Wait until all futures are done, or one has failed; or until the client is gone."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
@@ -54,6 +58,10 @@ async def _settled(futures: Sequence[Future[Answer]], gone: Callable[[], Awaitab
     def finish() -> None:
         if not done.done():
             done.set_result(None)
+
+    def leave() -> None:
+        if not done.done():
+            done.set_exception(ClientGoneError())
 
     def note(future: Future[Answer]) -> None:
         nonlocal left
@@ -68,20 +76,11 @@ async def _settled(futures: Sequence[Future[Answer]], gone: Callable[[], Awaitab
 
     for future in futures:
         future.add_done_callback(note)
-    watch = loop.create_task(_watch(gone, done))
+    scope[GONE] = leave
     try:
         await done
     finally:
-        watch.cancel()
+        del scope[GONE]
     failed = next((f for f in futures if f.done() and not f.cancelled() and f.exception()), None)
     if failed is not None:
         failed.result()
-
-
-async def _watch(gone: Callable[[], Awaitable[Any]], done: asyncio.Future[None]) -> None:
-    """End the wait when the client is gone."""
-    try:
-        await gone()
-    finally:
-        if not done.done():
-            done.set_exception(ClientGoneError())

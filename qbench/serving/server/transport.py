@@ -16,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
+from qbench.serving.server.asking import GONE
 from qbench.serving.server.replies import error_body
 
 
@@ -69,6 +70,9 @@ class _BoundedProtocol(HttpToolsProtocol):
         for cycle in self._cycles:  # of requests in a row the base class tells the last alone
             cycle.disconnected = True
             cycle.message_event.set()
+            leave: Any = cycle.scope.get(GONE)
+            if leave is not None:
+                leave()
 
     def data_received(self, data: bytes) -> None:
         if self._ended:
