@@ -341,10 +341,10 @@ def test_impossible_limits_are_refused_by_name(bad):
 
 
 def test_who_comes_much_later_overtakes_nobody_for_its_length():
-    """A batch of two is drawn from the first three in line, however well others would fit."""
+    """A batch of two is drawn from the first four in line, however well others would fit."""
     batcher = Batcher(BatchLimits(token_budget=64, max_padding=0.9))
-    offer(batcher, [30] + [10] * 2 + [30])
+    offer(batcher, [30] + [10] * 3 + [30])
     assert batcher.decide(0.0).tickets == (0,)
     near = Batcher(BatchLimits(token_budget=64, max_padding=0.9))
-    offer(near, [30] + [10] + [30] + [10] * 5)
-    assert near.decide(0.0).tickets == (0, 2)
+    offer(near, [30] + [10] * 2 + [30] + [10] * 4)
+    assert near.decide(0.0).tickets == (0, 3)
