@@ -40,6 +40,8 @@ class LaneCost:
         self._seen = self._busy_s = 0.0
         self._batches = 0
         self._recent: deque[float] = deque(maxlen=_RECENT)
+        self.line: tuple[float, float] | None = None
+        """``(overhead_s, token_s)``, or ``None`` while batches are too few or too alike."""
 
     def observe(self, padded_tokens: int, busy_s: float, work_s: float | None = None) -> None:
         """Add a batch.
@@ -60,15 +62,14 @@ class LaneCost:
         self._busy_s = keep * self._busy_s + busy_s
         self._batches += 1
         self._recent.append(y)
+        self.line = self._fitted()
 
     @property
     def batch_s(self) -> float | None:
         """Mean seconds that a batch holds a lane, or ``None`` before the first one."""
         return self._busy_s / self._seen if self._batches else None
 
-    @property
-    def line(self) -> tuple[float, float] | None:
-        """``(overhead_s, token_s)``, or ``None`` while batches are too few or too alike."""
+    def _fitted(self) -> tuple[float, float] | None:
         if self._batches < _LEAST_BATCHES:
             return None
         mean_x, mean_y = self._x / self._weight, self._y / self._weight
