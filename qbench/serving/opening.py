@@ -146,7 +146,9 @@ def open_service(
     model = BatchCost(points)
     sizing = size_batches(model, demand) if settings.token_budget is None else None
     limits = _limits(_within_memory(settings, demand), chosen.lanes, sizing)
-    warm(runs, workload.pad, encoded, replace(largest, tokens=limits.token_budget))
+    held = gates or Gates()
+    every = [*runs, *held.fallback]
+    warm(every, workload.pad, encoded, replace(largest, tokens=limits.token_budget))
     longest = max(token_count(one) for one in encoded)
     pads = pools_for(
         engine.inputs,
@@ -159,7 +161,6 @@ def open_service(
     options = LoopOptions(settings.encoders, settings.hang_s, open_run, pads, model)
     if engine.open_session is not None and cuda is None:
         options = replace(options, work_clock=time.thread_time)
-    held = gates or Gates()
     held = replace(
         held,
         read_memory=held.read_memory or read,

@@ -26,7 +26,7 @@ from qbench.serving.opening import (
     warm,
 )
 from qbench.serving.request import named_rows
-from qbench.serving.service import Request
+from qbench.serving.service import Gates, Request
 from qbench.tasks.padding import pad_batch
 from qbench.testing.graphs import tiny_encoder
 
@@ -88,6 +88,17 @@ def test_it_is_warm_before_it_is_ready():
     warm([engine], pad, encode(["ab", "abcdefgh"]), LargestBatch(32, 256))
     assert engine.shapes.count((4, 8)) == 10, "the longest, as many as the budget holds"
     assert engine.shapes.count((16, 2)) == 10
+
+
+def test_the_fallback_is_warm_too():
+    fallback, encoded = Summing(), encode(["ab", "abcdefgh"])
+    settings = ServeSettings(lanes=1, token_budget=32)
+    workload = Workload(encoded, pad)
+    opened = open_service(
+        Engine("summing", lambda threads: Summing()), workload, settings, Gates(fallback=[fallback])
+    )
+    with opened.service:
+        assert fallback.shapes.count((4, 8)) == 10
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ response objects around them cost as much again as the batcher.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any, TypeAlias
 
@@ -33,7 +34,7 @@ JSON_TYPES = ("application/json", "application/vnd.api+json")
 BYTES_TYPE = "application/octet-stream"
 
 
-class Answering:
+class Answering(ABC):
     """One address as an ASGI application."""
 
     def __init__(self, face: Face) -> None:
@@ -57,9 +58,9 @@ class Answering:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body.content})
 
+    @abstractmethod
     async def _answer(self, scope: Message, headers: Headers, receive: Receive) -> tuple[Body, str]:
         """Return the body of the answer, and what answered."""
-        raise NotImplementedError
 
     async def _read(self, headers: Headers, receive: Receive) -> bytes:
         face = self._face
