@@ -17,6 +17,9 @@ Encode: TypeAlias = Callable[[Sequence[Any]], Sequence[Encoded]]
 Pad: TypeAlias = Callable[[Sequence[Encoded]], Feeds]
 Decode: TypeAlias = Callable[[Mapping[str, np.ndarray], int], Sequence[Any]]
 
+#: Names of ``Times.stages_s``, in order.
+STAGES = ("queue", "preprocess", "formation", "inference", "postprocess")
+
 
 @dataclass(frozen=True, slots=True)
 class Times:
@@ -67,7 +70,7 @@ class Times:
 
     @property
     def stages_s(self) -> tuple[float, float, float, float, float]:
-        """Queue, preprocess, formation, inference and postprocess, seconds."""
+        """The times of ``STAGES``, seconds."""
         return (
             self.queue_s,
             self.preprocess_s,

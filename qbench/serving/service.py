@@ -34,9 +34,9 @@ from qbench.serving.gates import (
 )
 from qbench.serving.loop import ServingLoop
 from qbench.serving.memory import MemoryUse
-from qbench.serving.request import Answer, Run, Work
+from qbench.serving.request import STAGES, Answer, Run, Work
 from qbench.serving.resizing import Resizer
-from qbench.serving.tally import STAGES, ServiceStats, Tally, sum_counts
+from qbench.serving.tally import ServiceStats, Tally, sum_counts
 
 _LOG = logging.getLogger(__name__)
 _TICK_S = 0.25

@@ -10,8 +10,8 @@ import numpy as np
 
 from qbench.errors import MeasurementError
 from qbench.records import BenchSummary, Estimate, RequestLatency
+from qbench.serving.request import STAGES
 
-STAGES = ("queue", "preprocess", "formation", "inference", "postprocess")
 _LEAST_ROUNDS = 3
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 

@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 from qbench.serving.gates import BreakerState
 from qbench.serving.memory import MemoryUse
 from qbench.serving.percentiles import Histogram
-from qbench.serving.request import Answer, Times
-
-STAGES = ("queue", "preprocess", "formation", "inference", "postprocess")
+from qbench.serving.request import STAGES, Answer, Times
 
 
 @dataclass(frozen=True, slots=True)

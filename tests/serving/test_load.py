@@ -11,8 +11,7 @@ from qbench.errors import ConfigError, MeasurementError
 from qbench.serving.batcher import BatchLimits
 from qbench.serving.load import ClosedLoop, draw_order, drive, latencies
 from qbench.serving.loop import ServingLoop
-from qbench.serving.request import Work
-from qbench.serving.summary import STAGES
+from qbench.serving.request import STAGES, Work
 
 WORK = Work(pad, encode)
 

@@ -12,13 +12,12 @@ import numpy as np
 
 from qbench.gate import require
 from qbench.serving.gates import BreakerState
-from qbench.serving.request import Answer
+from qbench.serving.request import STAGES, Answer
 from qbench.serving.service import Service
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-STAGES = ("queue", "preprocess", "formation", "inference", "postprocess")
 _BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _OUTCOMES = (
     *("accepted", "answered", "refused", "shed", "displaced", "cancelled", "failed", "hung"),
